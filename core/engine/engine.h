@@ -1,0 +1,175 @@
+/*
+ * The engine as the rest of the core sees it: submit, steer, read events, look at numbers. One
+ * engine thread runs the step and makes every plugin call (collectives excepted); the functions
+ * below say from which thread they may be called. A request is two objects, the caller's and the
+ * engine's; they refer to each other by id. KG_EVENT_DONE is always the last event of a request.
+ */
+#ifndef KEDGE_ENGINE_ENGINE_H
+#define KEDGE_ENGINE_ENGINE_H
+
+#include <kedge/exec.h>
+#include <kedge/pool.h>
+#include <kedge/sched.h>
+#include <kedge/spec.h>
+#include <stdbool.h>
+
+struct kg_engine;
+
+/* [engine], [memory] and [admission] as the engine needs them. */
+struct kg_engine_conf {
+    uint32_t max_seqs;         /* most requests that hold memory at once */
+    uint32_t max_requests;     /* most requests in the engine, waiting ones included */
+    uint32_t step_tokens;      /* most rows of a step */
+    uint32_t prefill_chunk;    /* most prefill tokens of one request in a step */
+    uint32_t max_context;      /* most tokens of a request; 0 for the model's limit */
+    uint32_t page_tokens;      /* wanted; the pool answers the effective value */
+    uint64_t arena_bytes;      /* [memory] bytes */
+    uint32_t lifetime;         /* enum kg_lifetime */
+    uint32_t max_wait_ms;      /* past it nobody younger is admitted first; 0 off */
+    uint32_t queue_timeout_ms; /* a request that waited longer ends with KG_FINISH_TIMEOUT; 0 off */
+    uint32_t debug;            /* check() after each step, poison freed units */
+};
+
+/* How much of a request's future admission reserves. */
+enum kg_lifetime {
+    KG_LIFETIME_PROMPT = 0, /* the prompt; growth settles the rest */
+    KG_LIFETIME_MAX = 1,    /* prompt + max_tokens */
+    KG_LIFETIME_EXPECTED = 2, /* a quantile of observed output lengths */
+};
+
+/* Plugin instances the engine drives. exec is open but not bound; the engine opens the pool,
+ * binds, and closes neither: whoever opened exec, sched and spec closes them after destroy. */
+struct kg_engine_parts {
+    const struct kg_exec_ops *exec_ops;
+    struct kg_exec *exec;
+    const struct kg_pool_ops *pool_ops;
+    uint64_t pool_caps;
+    const struct kg_host *pool_host;
+    const void *pool_conf;
+    const struct kg_sched_ops *sched_ops;
+    struct kg_sched *sched;
+    const struct kg_spec_ops *spec_ops; /* NULL: no speculation */
+    struct kg_spec *spec;
+    uint64_t spec_caps;
+};
+
+/* kg_request.flags */
+#define KG_REQ_ECHO 1u     /* log probabilities of the prompt (sampling.n_logprobs of them) */
+#define KG_REQ_NO_CACHE 2u /* do not take or leave anything in the prefix cache */
+
+/* A request as submitted. The engine copies everything it keeps. */
+struct kg_request {
+    uint64_t id;            /* chosen by the caller, unique while the request lives, > 0 */
+    const uint32_t *tokens; /* [n_prompt] prompt */
+    uint32_t n_prompt;      /* >= 1 */
+    uint32_t max_tokens;    /* output tokens at most, >= 1 */
+    uint32_t flags;
+    uint32_t priority;      /* 0 normal, larger sooner */
+    uint64_t tenant;        /* hash, 0 none */
+    uint64_t salt;          /* separates prefix caches; 0 none */
+    struct kg_sampling sampling;
+    const uint32_t *boundaries; /* [n_boundaries] token positions of message ends, ascending */
+    uint32_t n_boundaries;
+};
+
+enum kg_finish {
+    KG_FINISH_STOP = 0,      /* a stop token; it is the last token of the output */
+    KG_FINISH_LENGTH = 1,    /* max_tokens or the context limit */
+    KG_FINISH_CALLER = 2,    /* kg_engine_finish: a normal end at the given length */
+    KG_FINISH_CANCELLED = 3, /* kg_engine_cancel */
+    KG_FINISH_ERROR = 4,     /* NaN, device, or out of memory; `rc` and `text` say which */
+    KG_FINISH_TIMEOUT = 5,   /* queue_timeout_ms */
+    KG_FINISH_REFUSED = 6,   /* can never fit, or policy; `text` has the numbers */
+};
+
+enum kg_event_type {
+    KG_EVENT_TOKENS = 1, /* n tokens of output */
+    KG_EVENT_ECHO = 2,   /* log probabilities of prompt tokens, in order */
+    KG_EVENT_DONE = 3,
+};
+
+/* One thing that happened to a request. Pointers live until the next kg_engine_next. */
+struct kg_event {
+    uint64_t id;
+    uint32_t type;          /* enum kg_event_type */
+    uint32_t n;             /* TOKENS, ECHO: entries */
+    const uint32_t *tokens; /* TOKENS: [n] */
+    uint32_t n_logprobs;    /* entries per token below; 0: none */
+    const struct kg_logprob *logprobs; /* [n][n_logprobs], chosen (ECHO: actual) token first */
+    /* DONE only */
+    uint32_t finish; /* enum kg_finish */
+    int rc;          /* enum kg_rc */
+    char text[200];  /* for errors and refusals */
+    uint32_t n_prompt, n_output, n_cached; /* tokens; n_cached came from the prefix cache */
+    uint32_t n_drafted, n_verified, n_accepted, n_preempted;
+    uint64_t arrival_ns, admitted_ns, first_ns, done_ns; /* backend clock; 0: did not happen */
+};
+
+/* Numbers for /metrics, /health and tests; a consistent-enough snapshot, any thread. */
+struct kg_engine_stats {
+    uint64_t steps, step_ns_sum; /* steps run; time inside exec */
+    uint64_t overhead_ns_sum;    /* time of steps outside exec */
+    uint64_t prompt_tokens, output_tokens, cached_tokens;
+    uint64_t drafted, verified, accepted;
+    uint64_t preemptions, moves, moved_bytes;
+    uint64_t finished[8];        /* by enum kg_finish */
+    uint64_t plans_dropped;      /* scheduler plans that broke a rule */
+    uint64_t drafts_failed, nan_rows;
+    uint64_t last_progress_ns;   /* backend clock of the last step that advanced a request */
+    uint32_t n_waiting, n_running, n_seqs_step; /* now; sequences of the last step */
+    uint32_t n_used[KG_N_KINDS]; /* pool units owned */
+    struct kg_pool_bytes bytes;
+};
+
+/* Opens the pool, binds the backend, sizes everything for conf. Nothing runs yet.
+ * KG_ECONFIG with numbers when it cannot work. `parts` and `conf` are copied. */
+KG_CHECKED int kg_engine_create(const struct kg_engine_parts *parts,
+                                const struct kg_engine_conf *conf, struct kg_engine **engine,
+                                struct kg_error *err);
+/* Stops the thread if it runs, ends all requests, closes the pool. NULL is allowed. */
+void kg_engine_destroy(struct kg_engine *engine);
+
+/* Starts the engine thread. Without it, the caller drives kg_engine_step itself. */
+KG_CHECKED int kg_engine_start(struct kg_engine *engine, struct kg_error *err);
+/* Ends the thread after the step in flight. Requests stay; destroy ends them. */
+void kg_engine_stop(struct kg_engine *engine);
+
+/*
+ * One step on the calling thread; only while the thread is not started. Returns 1 when a batch
+ * ran or a request changed, 0 when there is nothing to do (with virtual time, the clock was moved
+ * to the next deadline if there is one), negative when the backend is lost.
+ */
+int kg_engine_step(struct kg_engine *engine, struct kg_error *err);
+
+/* --- Caller side: one thread (the loop), the same for all of these --- */
+
+/*
+ * Hands over a request. KG_EAGAIN: the engine's inbox or queue is full (503). KG_ENEVER: it can
+ * never fit, text has the numbers (400). KG_EINVAL: a field is wrong, text names it. On anything
+ * but KG_OK no event will come.
+ */
+KG_CHECKED int kg_engine_submit(struct kg_engine *engine, const struct kg_request *req,
+                                struct kg_error *err);
+/* Ends a request; DONE(CANCELLED) follows unless it was done already. Unknown ids are ignored. */
+void kg_engine_cancel(struct kg_engine *engine, uint64_t id);
+/* Normal end after n_output tokens (a stop string matched): later tokens are not counted. */
+void kg_engine_finish(struct kg_engine *engine, uint64_t id, uint32_t n_output);
+/* A slow reader: plan without this request until resumed. */
+void kg_engine_pause(struct kg_engine *engine, uint64_t id, bool paused);
+/* Next event, KG_OK or KG_EAGAIN when there is none. */
+int kg_engine_next(struct kg_engine *engine, struct kg_event *event);
+/* Descriptor that is readable while events may wait; kg_engine_next drains it. */
+int kg_engine_fd(const struct kg_engine *engine);
+
+/* --- Any thread --- */
+
+void kg_engine_stats(const struct kg_engine *engine, struct kg_engine_stats *stats);
+/* What backend and pool said at start. Owned by the engine, constant. */
+const struct kg_exec_desc *kg_engine_desc(const struct kg_engine *engine);
+const struct kg_pool_layout *kg_engine_layout(const struct kg_engine *engine);
+/* Backend clock, ns. */
+uint64_t kg_engine_now(const struct kg_engine *engine);
+/* Most prompt + output tokens one request can ever hold. */
+uint32_t kg_engine_max_tokens(const struct kg_engine *engine);
+
+#endif

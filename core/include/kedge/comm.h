@@ -1,0 +1,96 @@
+/*
+ * Collectives between the ranks of one model. Counts are elements per rank; buffers are symmetric
+ * memory (alloc_symm) unless a plugin says otherwise. After seal() nothing is allocated or
+ * registered. A dead or stopped rank is KG_EDEVICE on every other rank within a second; nothing
+ * hangs. Called by the thread that runs the forward pass.
+ */
+#ifndef KEDGE_COMM_H
+#define KEDGE_COMM_H
+
+#include <kedge/abi.h>
+#include <kedge/host.h>
+
+#define KG_COMM_MAJOR 1
+#define KG_COMM_MINOR 0
+
+/* Capability bits. */
+#define KG_COMM_CAP_FIXED_ORDER 1ull /* sums in rank order: same bits on every rank, every run */
+#define KG_COMM_CAP_HOST 2ull        /* works on host memory */
+#define KG_COMM_CAP_CUDA 4ull        /* works on device memory, in stream order */
+#define KG_COMM_CAP_MULTICAST 8ull   /* uses a multicast object */
+
+struct kg_comm; /* one instance per rank; private to the plugin */
+
+/*
+ * How ranks find each other before the plugin has a channel of its own; given by the core. Each
+ * call has a deadline in ns (relative); KG_ETIMEOUT or KG_EDEVICE when a rank is missing.
+ */
+struct kg_bootstrap {
+    size_t size;
+    void *ctx;
+    /* Every rank gives `bytes` bytes and gets world * bytes, in rank order. */
+    int (*all_gather)(void *ctx, const void *in, void *out, size_t bytes, uint64_t deadline_ns);
+    /* Sends a descriptor to `to`, or receives one from `from`; the receiver owns it. */
+    int (*send_fd)(void *ctx, uint32_t to, int fd, uint64_t deadline_ns);
+    int (*recv_fd)(void *ctx, uint32_t from, int *fd, uint64_t deadline_ns);
+    int (*barrier)(void *ctx, uint64_t deadline_ns);
+};
+
+struct kg_comm_open {
+    size_t size;
+    uint32_t rank, world;
+    const struct kg_bootstrap *boot; /* NULL when world is 1 */
+    uint64_t symm_bytes;   /* symmetric memory this rank will need at most */
+    uint32_t n_channels;   /* independent channels, >= 1 */
+    uint32_t device;       /* device ordinal for CUDA plugins, else 0 */
+    uint64_t timeout_ns;   /* a collective that takes longer is an error */
+};
+
+/* A collective: `count` elements of `dtype` per rank. `stream` is a device stream or NULL. */
+struct kg_coll {
+    uint32_t channel; /* < n_channels; calls of one channel are ordered */
+    uint32_t dtype;   /* enum kg_dtype */
+    uint64_t count;
+    const void *in;
+    void *out; /* may be `in` for all_reduce and broadcast */
+    void *stream;
+    uint32_t root;    /* broadcast only */
+    uint32_t reserved;
+    const uint64_t *counts; /* all_to_all only: [world] elements for each peer, in symmetric
+                               memory; `count` is then the maximum per peer */
+};
+
+struct kg_comm_ops {
+    size_t size; /* sizeof(struct kg_comm_ops) as compiled */
+
+    int (*open)(const struct kg_host *host, const void *conf, const struct kg_comm_open *args,
+                struct kg_comm **comm, struct kg_error *err);
+    void (*close)(struct kg_comm *comm); /* NULL is allowed */
+
+    /* Memory at the same offset on every rank; every rank calls with the same bytes. Before seal.
+     * Owned by the plugin until close. */
+    int (*alloc_symm)(struct kg_comm *comm, uint64_t bytes, void **p);
+    int (*seal)(struct kg_comm *comm, struct kg_error *err);
+
+    /* out[i] = sum over ranks of in[i]. F32 and BF16 (summed in F32). */
+    int (*all_reduce)(struct kg_comm *comm, const struct kg_coll *c);
+    /* in: world*count elements; out: count elements, this rank's block of the sum. */
+    int (*reduce_scatter)(struct kg_comm *comm, const struct kg_coll *c);
+    /* in: count; out: world*count, in rank order. Any dtype. */
+    int (*all_gather)(struct kg_comm *comm, const struct kg_coll *c);
+    /* Block p of in (at p*count) goes to rank p; out block r comes from rank r. */
+    int (*all_to_all)(struct kg_comm *comm, const struct kg_coll *c);
+    /* out = root's in. */
+    int (*broadcast)(struct kg_comm *comm, const struct kg_coll *c);
+    int (*barrier)(struct kg_comm *comm, uint32_t channel);
+
+    /* KG_OK while the group is well, KG_EDEVICE once a rank is lost. Never blocks. */
+    int (*poll)(struct kg_comm *comm);
+    /* Ends everything in flight on this rank and tells the others. Any thread. */
+    void (*abort)(struct kg_comm *comm);
+    /* One text: which call of which channel each rank was last seen in. Returns bytes written
+     * without the NUL, at most n-1. */
+    size_t (*progress_dump)(struct kg_comm *comm, char *text, size_t n);
+};
+
+#endif

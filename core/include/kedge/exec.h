@@ -1,0 +1,262 @@
+/*
+ * The backend: holds the weights and the arena, runs one packed batch per step, samples and
+ * accepts on its side (logits of a large vocabulary do not travel).
+ *
+ * Order at start: open -> describe -> (pool.open answers the layout) -> bind.
+ * Order in a step: apply, draft, then unit copies, then submit, wait; all one stream. Commit
+ * (state writes, checkpoint orders, draft injection) is part of submit; it is done when wait
+ * returns.
+ *
+ * Identity. A sequence is known by a backend slot 0..max_seqs-1. The backend keeps, per slot, its
+ * page list, tokens (for penalties), records and pending draft features; a step carries only what
+ * was appended. KG_SEQ_RESET (admission, resumption) carries everything anew. drop() forgets.
+ *
+ * Position convention. `past` counts committed tokens of a sequence: those already in its pages
+ * and state. Row j of a sequence has position past + j. A prefill chunk carries the next n prompt
+ * tokens. A decoding sequence carries one row (the last emitted token, not yet computed) plus
+ * n_draft draft rows. The token sampled at the last committed row has position past' (the new
+ * committed length), which is also its noise position.
+ *
+ * Engine thread only, but for the ranks' own processes.
+ */
+#ifndef KEDGE_EXEC_H
+#define KEDGE_EXEC_H
+
+#include <kedge/abi.h>
+#include <kedge/comm.h>
+#include <kedge/host.h>
+#include <kedge/pool.h>
+
+#define KG_EXEC_MAJOR 1
+#define KG_EXEC_MINOR 0
+
+/* Capability bits. The first three are the promises of architecture section 2. */
+#define KG_EXEC_CAP_INVARIANT_BATCH 1ull /* bits do not depend on the batch */
+#define KG_EXEC_CAP_INVARIANT_CHUNK 2ull /* nor on how prefill was chunked */
+#define KG_EXEC_CAP_INVARIANT_PATH 4ull  /* prefill = decode = verify = replay */
+#define KG_EXEC_CAP_ASYNC 8ull           /* submit returns before the step is done */
+#define KG_EXEC_CAP_DRAFT 16ull          /* draft() exists: a drafter can be loaded */
+#define KG_EXEC_CAP_VERIFY 32ull         /* accepts n_draft > 0 */
+#define KG_EXEC_CAP_LOGITS 64ull         /* can return logits to the host (tests, echo) */
+#define KG_EXEC_CAP_VIRTUAL 128ull       /* advance() exists: time is virtual */
+#define KG_EXEC_CAP_VIEWS 256ull         /* views() exists */
+
+struct kg_exec; /* one instance; private to the plugin */
+
+/* What open needs. Strings and tables live until close. */
+struct kg_exec_open {
+    size_t size;                  /* sizeof(struct kg_exec_open) */
+    const char *model_path;       /* folder of the checkpoint, or "" where none is needed */
+    const char *draft_path;       /* folder of the drafter, NULL for none */
+    const struct kg_comm_ops *comm_ops; /* NULL when world is 1 */
+    struct kg_comm *comm;         /* opened and not yet sealed, or NULL */
+    uint32_t rank, world;         /* this process, processes in the group */
+    uint32_t max_seqs;            /* backend slots */
+    uint32_t max_rows;            /* most rows of a step ([engine] step_tokens) */
+    uint32_t max_context;         /* most tokens of a sequence; 0 for the model's own limit */
+    uint32_t max_draft;           /* most draft rows per sequence */
+};
+
+/* What the backend says of itself after open. Sizes in bytes, counts as named. */
+struct kg_exec_desc {
+    size_t size;                /* sizeof(struct kg_exec_desc) of the backend */
+    uint64_t caps;              /* KG_EXEC_CAP_* of this instance (<= the plugin's) */
+    uint64_t token_bytes;       /* of one token in a page, all MLA layers (draft KV included) */
+    uint64_t draft_token_bytes; /* the part of token_bytes that is draft KV */
+    uint64_t state_part_bytes;  /* of one part (one KDA layer: recurrent + convolution) */
+    uint64_t recurrent_bytes;   /* of a state: recurrent share; the rest is convolution */
+    uint64_t weight_bytes;      /* memory the weights take as loaded */
+    uint64_t scratch_bytes;     /* other memory taken at open */
+    uint32_t n_state_parts;
+    uint32_t page_tokens_align; /* page_tokens must be a multiple, >= 1 */
+    uint32_t align;             /* unit alignment in bytes, power of two */
+    uint32_t n_layers;          /* transformer layers */
+    uint32_t n_mla_layers, n_kda_layers;
+    uint32_t vocab;             /* size of the logits row */
+    uint32_t max_context;       /* effective */
+    uint32_t max_orders;        /* checkpoint orders per sequence and step, >= 4 */
+    uint32_t draft_block;       /* tokens the drafter proposes at most; 0 without one */
+    uint32_t max_draft;         /* draft rows per sequence it accepts */
+    const char *family;         /* "kimi_k3", "kimi_linear", "scripted"; lives until close */
+    const char *kernels;        /* what computes: "avx512-bf16, 2 threads"; lives until close */
+    const char *math;           /* "exact", "fast" or "" */
+};
+
+/* Sampling of one request. Zero-initialised plus temperature 1 is a legal value. */
+#define KG_MAX_STOP_IDS 16
+#define KG_MAX_LOGPROBS 20
+struct kg_sampling {
+    float temperature;        /* 0 = greedy; 0..100 */
+    float top_p;              /* 0 < p <= 1; 0 means 1 (off) */
+    float min_p;              /* 0..1, 0 off */
+    float repetition_penalty; /* > 0; 0 means 1 (off); prompt and output tokens */
+    float frequency_penalty;  /* -2..2, output tokens */
+    float presence_penalty;   /* -2..2, output tokens */
+    uint32_t top_k;           /* 0 off */
+    uint32_t n_logprobs;      /* alternatives to report, 0..KG_MAX_LOGPROBS */
+    uint32_t want_logprob;    /* 1: report the chosen token's log probability too */
+    uint32_t min_tokens;      /* stop ids cannot be picked before this many output tokens */
+    uint32_t n_stop_ids;
+    uint32_t ignore_eos;      /* 1: stop_ids of the model do not stop (the request's own do) */
+    uint32_t stop_ids[KG_MAX_STOP_IDS]; /* end the request; model's and request's merged */
+    uint64_t seed;            /* of the coupled noise */
+};
+
+/* When the committed length of the sequence reaches `position`, also write its state to `unit`. */
+struct kg_order {
+    uint32_t position; /* tokens; past < position <= past + rows */
+    uint32_t unit;     /* state id */
+};
+
+/* kg_seq.flags */
+#define KG_SEQ_RESET 1u   /* everything below is complete, forget what the slot held */
+#define KG_SEQ_SAMPLE 2u  /* the last committed row yields a token (decode, or prompt complete) */
+#define KG_SEQ_ECHO 4u    /* report the log probability of each row's next token (prompt echo) */
+#define KG_SEQ_LOGITS 8u  /* copy this sequence's logits rows to the host (CAP_LOGITS, tests) */
+#define KG_SEQ_POISON 16u /* tests: treat this sequence's last hidden row as NaN */
+
+/* state_src of kg_seq */
+#define KG_STATE_KEEP UINT32_MAX       /* the working state continues */
+#define KG_STATE_ZERO (UINT32_MAX - 1) /* start from zero */
+
+/* One sequence of a step. Pointers are the engine's and live until wait returns. */
+struct kg_seq {
+    uint32_t slot;          /* backend slot */
+    uint32_t epoch;         /* of the request; returned untouched */
+    uint64_t id;            /* of the request; returned untouched */
+    uint32_t flags;         /* KG_SEQ_* */
+    uint32_t past;          /* committed tokens before this step */
+    uint32_t n_rows;        /* rows of this sequence, >= 1; 1 + n_draft when decoding */
+    uint32_t n_draft;       /* verify length: the last n_draft rows are drafts */
+    const uint32_t *tokens; /* [n_rows]; draft rows of a MODEL drafter are ignored */
+    const uint32_t *pages;  /* [n_pages] page ids appended (RESET: all) */
+    uint32_t n_pages;
+    uint32_t state;         /* working state unit */
+    uint32_t state_src;     /* KG_STATE_KEEP, KG_STATE_ZERO, or a unit to copy first */
+    uint32_t n_orders;      /* <= describe.max_orders, ascending positions */
+    const struct kg_order *orders;
+    /* RESET only: all tokens so far (prompt and output, [n_history], the rows of this step
+     * included where they are known), where the output starts, and the sampling. */
+    const uint32_t *history;
+    uint32_t n_history;
+    uint32_t output_start;
+    const struct kg_sampling *sampling;
+    uint32_t left;         /* tokens that may still be emitted, >= 1 with SAMPLE */
+    uint32_t force_accept; /* tests: accept exactly min(this, n_draft) drafts; KG_NONE: off */
+};
+
+struct kg_batch {
+    size_t size; /* sizeof(struct kg_batch) */
+    uint64_t step; /* number of this step, returned in the result */
+    const struct kg_seq *seqs;
+    uint32_t n_seqs;
+    uint32_t n_rows; /* sum of n_rows, <= max_rows */
+};
+
+/* One reported log probability; ids ordered by falling logprob. */
+struct kg_logprob {
+    uint32_t id;
+    float logprob; /* natural log, of the unmodified softmax of the logits */
+};
+
+/* kg_seq_result.flags */
+#define KG_RES_NAN 1u  /* a row was not finite: nothing else is valid, end the request */
+#define KG_RES_STOP 2u /* the last token of `tokens` is a stop id */
+
+/* What one sequence did. Arrays belong to the backend and live until the next submit. */
+struct kg_seq_result {
+    uint64_t id;
+    uint32_t slot, epoch;
+    uint32_t flags;
+    uint32_t past;       /* committed length after the step */
+    uint32_t n_accepted; /* drafts accepted, 0..n_draft */
+    uint32_t n_tokens;   /* tokens emitted: accepted drafts + 1 with SAMPLE, cut by stop/left */
+    const uint32_t *tokens;             /* [n_tokens] */
+    const struct kg_logprob *logprobs;  /* [n_tokens][1 + n_logprobs], chosen token first */
+    const struct kg_logprob *echo;      /* ECHO: [n_rows][1 + n_logprobs], next token of each row
+                                           first; the last row's is the sampled one */
+    const float *logits;                /* LOGITS: [n_rows][vocab] */
+};
+
+struct kg_result {
+    size_t size; /* sizeof(struct kg_result), set by the caller */
+    uint64_t step;
+    uint64_t step_ns; /* time the step took on the backend's clock */
+    uint32_t n_seqs;
+    uint32_t reserved;
+    const struct kg_seq_result *seqs; /* in the order of the batch */
+};
+
+/*
+ * Drafts of one sequence: written by draft() into the backend's own memory; the core sees only
+ * the survivals. survival[k] = estimated probability that drafts 0..k are all accepted.
+ */
+struct kg_draft {
+    uint32_t slot;
+    uint32_t n;      /* in: tokens wanted, <= draft_block; out: tokens drafted */
+    float *survival; /* [n], the engine's; may be NULL */
+};
+
+/* One span of a unit for transfers: `n` elements of `dtype` from byte `offset` of table entry
+ * `entry` of the unit (0 .. slots_per_state-1; pages: 0). */
+struct kg_view {
+    const char *name; /* "mla", "recurrent", "conv"; lives until close */
+    uint32_t kind;    /* KG_PAGE: per token; KG_STATE: per request */
+    uint32_t layer;   /* transformer layer, 0-based */
+    uint32_t dtype;   /* enum kg_dtype */
+    uint32_t entry;
+    uint64_t offset;       /* bytes inside the entry */
+    uint64_t token_stride; /* KG_PAGE: bytes from token to token; else 0 */
+    uint64_t n;            /* elements (per token for KG_PAGE) */
+};
+
+struct kg_exec_ops {
+    size_t size; /* sizeof(struct kg_exec_ops) as compiled */
+
+    /* Loads the model. Bad checkpoints are KG_EINVAL or KG_ENOENT naming file and tensor. */
+    int (*open)(const struct kg_host *host, const void *conf, const struct kg_exec_open *args,
+                struct kg_exec **exec, struct kg_error *err);
+    void (*close)(struct kg_exec *exec); /* NULL is allowed */
+    void (*describe)(const struct kg_exec *exec, struct kg_exec_desc *desc);
+    /* Allocates the arena for the pool's layout. Once. */
+    int (*bind)(struct kg_exec *exec, const struct kg_pool_layout *layout, struct kg_error *err);
+
+    /* Copies moves in order, then sets changed entries (pool.moves). In stream order. */
+    int (*apply)(struct kg_exec *exec, const struct kg_move *moves, uint32_t n_moves,
+                 const struct kg_table_change *changes, uint32_t n_changes);
+    /*
+     * Queues one step. KG_EINVAL with text for a batch that breaks the contract (unmapped unit,
+     * too few pages for past + n_rows, too many rows); nothing was computed then.
+     */
+    int (*submit)(struct kg_exec *exec, const struct kg_batch *batch, struct kg_error *err);
+    /* Waits for the step. KG_EDEVICE when the backend is lost. */
+    int (*wait)(struct kg_exec *exec, struct kg_result *result, struct kg_error *err);
+    /* Forgets sequences. Their units may be given back afterwards. */
+    void (*drop)(struct kg_exec *exec, const uint32_t *slots, uint32_t n);
+
+    /* Unit traffic, in stream order. `kind`/ids are virtual; a page or a whole state each. */
+    int (*copy)(struct kg_exec *exec, uint32_t kind, uint32_t dst, uint32_t src);
+    int (*zero)(struct kg_exec *exec, uint32_t kind, uint32_t id);
+    int (*poison)(struct kg_exec *exec, uint32_t kind, uint32_t id); /* fill with NaN */
+    /* Host copies of a unit's bytes (all its entries, one after the other), for tiers and tests.
+     * n must be unit_bytes' natural size: page_tokens*token_bytes, or parts*part bytes. */
+    int (*read)(struct kg_exec *exec, uint32_t kind, uint32_t id, void *dst, uint64_t n);
+    int (*write)(struct kg_exec *exec, uint32_t kind, uint32_t id, const void *src, uint64_t n);
+
+    /* Step time in ns for a batch of n_seqs decoding sequences of `context` tokens with `rows`
+     * rows in all, measured on scratch units or taken from a model. Once bound; not in a step. */
+    int (*profile)(struct kg_exec *exec, uint32_t n_seqs, uint32_t rows, uint32_t context,
+                   uint64_t *step_ns);
+    uint64_t (*now)(const struct kg_exec *exec); /* ns, monotonic; virtual or real */
+
+    /* Optional, KG_EXEC_CAP_DRAFT: drafts for n sequences of the coming step. */
+    int (*draft)(struct kg_exec *exec, struct kg_draft *drafts, uint32_t n);
+    /* Optional, KG_EXEC_CAP_VIRTUAL: moves the clock forward to `t_ns` while nothing is in
+     * flight. */
+    void (*advance)(struct kg_exec *exec, uint64_t t_ns);
+    /* Optional, KG_EXEC_CAP_VIEWS: the spans of a page and of a state. The array is the
+     * backend's. */
+    int (*views)(const struct kg_exec *exec, const struct kg_view **views, uint32_t *n);
+};
+
+#endif

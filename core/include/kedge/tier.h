@@ -1,0 +1,45 @@
+/*
+ * A slower home for pages and states, addressed by chain key (hash of all tokens up to a page or
+ * state boundary, salted) and exact length in tokens. The core moves bytes through exec.read and
+ * exec.write; a tier only keeps them.
+ */
+#ifndef KEDGE_TIER_H
+#define KEDGE_TIER_H
+
+#include <kedge/abi.h>
+#include <kedge/host.h>
+
+#define KG_TIER_MAJOR 1
+#define KG_TIER_MINOR 0
+
+struct kg_tier; /* one instance; private to the plugin */
+
+/* Names one stored unit. */
+struct kg_tier_key {
+    uint64_t chain[2]; /* 128-bit hash of salt and tokens 0..length-1 */
+    uint32_t length;   /* tokens */
+    uint32_t kind;     /* enum kg_kind */
+};
+
+struct kg_tier_ops {
+    size_t size; /* sizeof(struct kg_tier_ops) as compiled */
+
+    /* unit_bytes: natural bytes of a page and of a state. */
+    int (*open)(const struct kg_host *host, const void *conf,
+                const uint64_t unit_bytes[KG_N_KINDS], struct kg_tier **tier,
+                struct kg_error *err);
+    void (*close)(struct kg_tier *tier); /* NULL is allowed */
+    /* Keeps a copy. KG_EAGAIN when there is no room and nothing may be dropped. A second put of a
+     * key replaces the bytes. */
+    int (*put)(struct kg_tier *tier, const struct kg_tier_key *key, const void *bytes);
+    /* 1 when the key is there, else 0. */
+    int (*has)(const struct kg_tier *tier, const struct kg_tier_key *key);
+    /* Copies the bytes out; KG_ENOENT when the key is gone. */
+    int (*get)(struct kg_tier *tier, const struct kg_tier_key *key, void *bytes);
+    void (*drop)(struct kg_tier *tier, const struct kg_tier_key *key);
+    /* Bytes kept and bytes it may keep. */
+    void (*bytes)(const struct kg_tier *tier, uint64_t *used, uint64_t *limit);
+    int (*check)(const struct kg_tier *tier, struct kg_error *err);
+};
+
+#endif
