@@ -5,7 +5,10 @@
  * - Ids are virtual and never change while a unit is owned; slots may (moves).
  * - A unit has exactly one owner, a request or an index node. No reference counts here.
  * - A grant is a promise for a request's whole expected lifetime in both kinds: all or nothing.
- *   Room is counted in bytes *after compaction* where the pool can move units.
+ *   Room is counted in bytes *after compaction* where the pool can move units: a unit that is
+ *   pinned keeps its place, and free slots between it and its kind's end serve that kind only.
+ * - `evictable` is what covers a promise beside free bytes. The caller keeps it true: whatever
+ *   makes a cached unit unevictable (a lock, a pin) goes through grant_open or pin first.
  * - Every byte of the arena is in exactly one class of kg_pool_bytes.
  *
  * Engine thread only. open/close may allocate; nothing else does.
@@ -27,16 +30,16 @@ struct kg_pool; /* one instance; private to the plugin */
 
 /* What the core knows before the arena exists. From exec.describe and [memory]. */
 struct kg_pool_geom {
-    size_t size;               /* sizeof(struct kg_pool_geom) */
-    uint64_t arena_bytes;      /* [memory] bytes: most the arena may take */
-    uint64_t token_bytes;      /* bytes of one token of a page, all MLA layers, > 0 */
-    uint64_t state_part_bytes; /* bytes of one indivisible part of a state (one KDA layer) */
-    uint32_t n_state_parts;    /* parts of a state; state bytes = parts * part bytes */
-    uint32_t page_tokens;      /* wanted tokens per page; the pool may raise it */
+    size_t size;                /* sizeof(struct kg_pool_geom) */
+    uint64_t arena_bytes;       /* [memory] bytes: most the arena may take */
+    uint64_t token_bytes;       /* bytes of one token of a page, all MLA layers, > 0 */
+    uint64_t state_part_bytes;  /* bytes of one indivisible part of a state (one KDA layer) */
+    uint32_t n_state_parts;     /* parts of a state; state bytes = parts * part bytes */
+    uint32_t page_tokens;       /* wanted tokens per page; the pool may raise it */
     uint32_t page_tokens_align; /* the effective page_tokens is a multiple of this */
-    uint32_t align;            /* bytes; each unit (each table entry of a state) starts on it */
-    uint32_t max_seqs;         /* most sequences at once: at least this many states must fit */
-    uint32_t reserved;         /* 0 */
+    uint32_t align;             /* bytes; each unit (each table entry of a state) starts on it */
+    uint32_t max_seqs;          /* most sequences at once: at least this many states must fit */
+    uint32_t reserved;          /* 0 */
 };
 
 /*
@@ -46,17 +49,18 @@ struct kg_pool_geom {
  * i*parts_per_slot .. of it, each state_part_bytes long, one after the other.
  */
 struct kg_pool_layout {
-    size_t size;                   /* sizeof(struct kg_pool_layout) */
-    uint64_t arena_bytes;          /* bytes the backend allocates, <= geom.arena_bytes */
-    uint64_t base[KG_N_KINDS];     /* byte offset of slot 0 */
-    uint64_t stride[KG_N_KINDS];   /* bytes from slot to slot */
+    size_t size;                     /* sizeof(struct kg_pool_layout) */
+    uint64_t arena_bytes;            /* bytes the backend allocates, <= geom.arena_bytes */
+    uint64_t base[KG_N_KINDS];       /* byte offset of slot 0 */
+    uint64_t stride[KG_N_KINDS];     /* bytes from slot to slot */
     uint64_t unit_bytes[KG_N_KINDS]; /* bytes a unit takes from the budget: all its slots */
-    uint32_t max_slots[KG_N_KINDS]; /* physical slots that exist at most */
-    uint32_t max_units[KG_N_KINDS]; /* virtual ids are 0 .. max_units-1 */
-    uint32_t page_tokens;          /* effective tokens per page */
-    uint32_t slots_per_state;      /* table entries of a state, >= 1 */
-    uint32_t parts_per_slot;       /* state parts in one entry */
-    uint32_t reserved;             /* 0 */
+    uint32_t max_slots[KG_N_KINDS];  /* physical slots that exist at most */
+    uint32_t max_units[KG_N_KINDS];  /* virtual ids are 0 .. max_units-1 */
+    uint32_t page_tokens;            /* effective tokens per page */
+    uint32_t slots_per_state;        /* table entries of a state, >= 1 */
+    uint32_t parts_per_slot;         /* state parts in one entry */
+    uint32_t caps;                   /* KG_POOL_CAP_* that hold with these options: a subset of
+                                        the descriptor's */
 };
 
 /* Every byte of the arena, by class; the classes sum to `arena`. All in bytes. */
@@ -73,16 +77,23 @@ struct kg_pool_bytes {
 
 /* Why and by how much a request for room was refused. */
 struct kg_shortage {
-    uint32_t kind;              /* the kind that is short */
-    uint32_t reserved;          /* 0 */
-    uint64_t bytes;             /* bytes missing, after compaction */
-    uint32_t evict[KG_N_KINDS]; /* units of that kind alone whose eviction would cover it;
-                                   KG_NONE where evicting that kind cannot help */
+    /* The kind that is short. With one budget: states if they alone do not fit, else pages. */
+    uint32_t kind;
+    uint32_t reserved; /* 0 */
+    uint64_t bytes;    /* bytes missing, after compaction (grants: and beyond `evictable`) */
+    /*
+     * Least number of units of that kind alone whose eviction would cover it; KG_NONE where
+     * evicting that kind cannot, be it another budget or pinned units in the way. May be more
+     * than there are: evict what there is, of a kind that is not KG_NONE, and ask again.
+     */
+    uint32_t evict[KG_N_KINDS];
 };
 
 /*
  * The bytes of one table entry changed place: copy stride[kind] bytes from slot `from` to slot
- * `to`. Slots of one move never overlap. Moves are copied in the order given, by slot number.
+ * `to`. Slots of one move never overlap. Moves are copied in the order given, by slot number:
+ * a later move may read or write a slot that an earlier one wrote or read. A unit taken since the
+ * last call of moves() has no bytes yet: it changes place without a move.
  */
 struct kg_move {
     uint32_t kind;
@@ -99,7 +110,8 @@ struct kg_table_change {
 
 /*
  * A grant with its remaining need. `evictable` arguments below: units of each kind the engine
- * could evict now, without those that are locked or already part of the need.
+ * could evict now, without those that are locked or already part of the need. More than the pool
+ * knows to be cached and not pinned are not counted.
  */
 struct kg_pool_ops {
     size_t size; /* sizeof(struct kg_pool_ops) as compiled */
@@ -118,15 +130,19 @@ struct kg_pool_ops {
     /*
      * Promises need[k] units of each kind, all or nothing. Succeeds iff, in bytes after
      * compaction, free + evictable covers all open promises plus the need. KG_EAGAIN fills
-     * *shortage and takes nothing; KG_ENEVER when an empty pool could not hold it.
+     * *shortage and takes nothing; KG_ENEVER when an empty pool could not hold the need; KG_ELIMIT
+     * when 8 * max_seqs + 64 grants are open.
      */
     int (*grant_open)(struct kg_pool *pool, const uint32_t need[KG_N_KINDS],
                       const uint32_t evictable[KG_N_KINDS], uint32_t *grant,
                       struct kg_shortage *shortage);
-    /* Adds to an open grant; same answers. */
+    /* Adds to an open grant; same answers, KG_ENEVER measured on what the grant then holds. */
     int (*grant_extend)(struct kg_pool *pool, uint32_t grant, const uint32_t more[KG_N_KINDS],
                         const uint32_t evictable[KG_N_KINDS], struct kg_shortage *shortage);
-    /* Ends the promise for what was not taken. Units taken stay owned. */
+    /*
+     * Ends the promise for what was not taken. Units taken stay owned. A grant that is not open is
+     * ignored; every other op answers KG_EINVAL for one.
+     */
     void (*grant_close)(struct kg_pool *pool, uint32_t grant);
 
     /*
@@ -141,7 +157,7 @@ struct kg_pool_ops {
      * bytes) moves. KG_EAGAIN takes nothing; KG_EINVAL beyond the grant.
      */
     int (*take)(struct kg_pool *pool, uint32_t grant, uint32_t kind, uint32_t n, uint32_t *ids);
-    /* Gives units back. KG_EINVAL for a unit that is free or pinned: nothing is changed. */
+    /* Gives units back. KG_EINVAL, nothing changed, for a unit free, pinned, or named twice. */
     int (*give)(struct kg_pool *pool, uint32_t kind, uint32_t n, const uint32_t *ids);
     /* Tells whether units belong to the index now (cached = 1) or to a request (0). */
     int (*own)(struct kg_pool *pool, uint32_t kind, uint32_t n, const uint32_t *ids,
@@ -149,16 +165,19 @@ struct kg_pool_ops {
 
     /*
      * Pins a unit for an out-of-stream reader: it can neither move nor be given back. Refused
-     * with KG_EAGAIN when an open promise would be left uncovered. Pins do not nest.
+     * with KG_EAGAIN when an open promise would be left uncovered by free + evictable, the unit
+     * being no part of `evictable` any more. Pins do not nest (KG_EINVAL). Moves made so far must
+     * be applied before the reader starts.
      */
-    int (*pin)(struct kg_pool *pool, uint32_t kind, uint32_t id);
+    int (*pin)(struct kg_pool *pool, uint32_t kind, uint32_t id,
+               const uint32_t evictable[KG_N_KINDS]);
     int (*unpin)(struct kg_pool *pool, uint32_t kind, uint32_t id);
 
     /*
      * What happened since the last call, for exec.apply: first all moves are copied in order, then
      * each changed entry is set once to its final slot. Both arrays belong to the pool and live
-     * until the next op that changes it. Bounded: at most max_slots entries each, so the pool
-     * needs no allocation here.
+     * until the next op that changes it. Bounded: at most max_slots entries of a kind each, so the
+     * pool needs no allocation here.
      */
     void (*moves)(struct kg_pool *pool, const struct kg_move **moves, uint32_t *n_moves,
                   const struct kg_table_change **changes, uint32_t *n_changes);
@@ -170,7 +189,7 @@ struct kg_pool_ops {
     int (*check)(const struct kg_pool *pool, struct kg_error *err);
 
     /* Optional, with KG_POOL_CAP_MOVES: idle compaction of at most max_moves units; returns the
-     * number of moves made. */
+     * number of units that changed place. */
     int (*compact)(struct kg_pool *pool, uint32_t max_moves);
 };
 
