@@ -33,9 +33,9 @@ enum kg_decay {
     KG_DECAY_BOUNDED = 1,  /* g = decay_floor * sigmoid(exp(a) * (f + b)) */
 };
 
-enum kg_act {
-    KG_ACT_SILU = 0, /* silu(gate) * up */
-    KG_ACT_SITU = 1, /* beta tanh(gate/beta) sigmoid(gate) * lbeta tanh(up/lbeta) */
+enum kg_ffn_act {
+    KG_FFN_SILU = 0, /* silu(gate) * up */
+    KG_FFN_SITU = 1, /* beta tanh(gate/beta) sigmoid(gate) * lbeta tanh(up/lbeta) */
 };
 
 struct kg_model_config {
@@ -67,8 +67,8 @@ struct kg_model_config {
     uint32_t mla_gate;                  /* 1: o *= sigmoid(g_proj x) before o_proj */
 
     /* feed-forward */
-    uint32_t act;                    /* enum kg_act */
-    float act_beta, act_linear_beta; /* KG_ACT_SITU only, > 0 */
+    uint32_t act;                    /* enum kg_ffn_act */
+    float act_beta, act_linear_beta; /* KG_FFN_SITU only, > 0 */
     uint32_t dense_inter;            /* 0 when no layer is dense */
     uint32_t n_experts;              /* 0 when no layer is MoE */
     uint32_t top_k;                  /* 1..n_experts */
