@@ -1,0 +1,97 @@
+/*
+ * The configuration: one INI file and `--set section.key=value`, checked as a whole. Every
+ * mistake is found and listed with its line before anything is opened; nothing is taken from a
+ * file that has one.
+ *
+ * Relative paths ([model] path and draft, [plugins] dir and names with a slash, [lua] script) mean
+ * the folder of the INI file when they stand in the file, the current folder when they come by
+ * --set.
+ */
+#ifndef KEDGE_CONFIG_H
+#define KEDGE_CONFIG_H
+
+#include "base/buf.h"
+#include "engine/engine.h"
+#include "plugin.h"
+#include "serve/conf.h"
+
+/* [prefix] checkpoint */
+enum kg_checkpoint {
+    KG_CHECKPOINT_OFF = 0,
+    KG_CHECKPOINT_INTERVAL = 1,
+    KG_CHECKPOINT_BOUNDARY = 2,
+    KG_CHECKPOINT_BRANCH = 3,
+    KG_CHECKPOINT_AUTO = 4,
+};
+
+/* Everything but the sections of plugins. Strings live as long as the configuration. */
+struct kg_conf {
+    struct kg_server_conf server;
+    const char *model_path; /* absolute or as seen from the current folder; "" for none */
+    const char *draft_path; /* "" for none */
+    const char *plugin_dir; /* "" for the default */
+    const char *plugins[KG_PLUGIN_KINDS]; /* words of [plugins], NULL for tier */
+    struct kg_engine_conf engine;
+    const char *cost; /* "off", "measured" or a file */
+    uint32_t prefix_enabled, prefix_checkpoint, prefix_interval;
+    uint64_t prefix_ghost_bytes;
+    uint32_t spec_accept; /* 0 coupling, 1 rejection, 2 block */
+    uint32_t tp, ep, nodes, fabric, allow_slow_fabric;
+    const char *lua_script; /* "" for none */
+    uint32_t log_level;     /* enum kg_log_level */
+    const char *log_modules;
+};
+
+/* One section of core options. A list ends with a row whose name is NULL. */
+struct kg_section {
+    const char *name;
+    const struct kg_opt *rows;
+    size_t offset; /* of the struct the rows fill, inside struct kg_conf */
+    const char *doc;
+};
+extern const struct kg_section kg_conf_sections[];
+
+/* A plugin the configuration chose, verified, with its options. */
+struct kg_choice {
+    struct kg_plugin_ref ref;
+    const void *conf; /* option struct for open(), owned by the configuration; may be NULL */
+};
+
+struct kg_config;
+
+KG_CHECKED int kg_config_create(struct kg_config **config);
+void kg_config_destroy(struct kg_config *config); /* NULL is allowed */
+
+/* Reads a file. Mistakes are kept, see kg_config_errors. KG_ECONFIG when there were any. */
+int kg_config_read(struct kg_config *config, const char *path);
+/* The same from memory, `name` in place of the path; for tests and fuzzing. */
+int kg_config_read_text(struct kg_config *config, const char *name, const char *text, size_t n);
+/* One `section.key=value`; later ones win over the file and over earlier ones. */
+int kg_config_set(struct kg_config *config, const char *assignment);
+/*
+ * Once, after reading: types every value, loads and verifies the chosen plugins, checks the
+ * sections of plugins that were not chosen, and what single ranges cannot say. KG_ECONFIG when
+ * anything was wrong, here or before.
+ */
+KG_CHECKED int kg_config_finish(struct kg_config *config);
+
+/* All mistakes, one a line ("tiny.ini:7: [server] port = 99999: ..."); "" when there are none. */
+const char *kg_config_errors(const struct kg_config *config);
+/* Things that work but not as the reader may think; the same form. */
+const char *kg_config_warnings(const struct kg_config *config);
+
+/* After a good finish; owned by the configuration. */
+const struct kg_conf *kg_config_conf(const struct kg_config *config);
+/* The choice of a kind; its ref.plugin is NULL for tier. */
+const struct kg_choice *kg_config_choice(const struct kg_config *config, uint32_t kind);
+const char *kg_config_plugin_dir(const struct kg_config *config);
+/* Effective values as INI text, each with where it comes from. Secrets are not shown. */
+void kg_config_dump(const struct kg_config *config, struct kg_buf *b);
+/* Effective value of one key and its source ("default", "tiny.ini:4", "--set"); NULL if unknown. */
+const char *kg_config_value(const struct kg_config *config, const char *section, const char *key,
+                            const char **source);
+
+/* The reference of all options as Markdown: core sections, then plugins of `dir` (may be NULL). */
+KG_CHECKED int kg_config_reference(const char *dir, struct kg_buf *b, struct kg_error *err);
+
+#endif

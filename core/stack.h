@@ -1,0 +1,36 @@
+/*
+ * Everything that is open for one configuration: backend, scheduler, speculation, engine, in the
+ * order the ABI asks for, and closed in reverse.
+ */
+#ifndef KEDGE_STACK_H
+#define KEDGE_STACK_H
+
+#include "base/log.h"
+#include "base/metrics.h"
+#include "config.h"
+#include "host.h"
+
+struct kg_stack {
+    const struct kg_config *config; /* not owned; outlives the stack */
+    const struct kg_conf *conf;
+    struct kg_log log;
+    struct kg_clock clock;      /* the machine's, then the backend's once it is open */
+    struct kg_metrics *metrics; /* plugins are registered; the caller may add its own */
+    struct kg_instance *hosts[KG_PLUGIN_KINDS];
+    struct kg_exec_desc desc; /* after open */
+    struct kg_engine_parts parts;
+    struct kg_engine *engine; /* after kg_stack_engine; not started */
+};
+
+/* Opens backend, scheduler and speculation of a finished configuration. Reads the weights. */
+KG_CHECKED int kg_stack_open(const struct kg_config *config, struct kg_stack **stack,
+                             struct kg_error *err);
+/* What the pool would answer: opens and closes one. Nothing of the arena is allocated. */
+KG_CHECKED int kg_stack_plan(struct kg_stack *stack, struct kg_pool_layout *layout,
+                             struct kg_error *err);
+/* Creates the engine (pool, arena). The caller starts it, or steps it. */
+KG_CHECKED int kg_stack_engine(struct kg_stack *stack, struct kg_error *err);
+/* Closes everything in reverse; NULL is allowed. */
+void kg_stack_close(struct kg_stack *stack);
+
+#endif
