@@ -206,7 +206,8 @@ struct kg_pages {
     uint32_t latent, rope; /* latent >= 1, rope >= 0, latent + rope <= KG_MLA_MAX */
 };
 
-#define KG_MLA_MAX 1024 /* most values of a record */
+#define KG_MLA_MAX 1024   /* most values of a record */
+#define KG_ROUTE_MAX 4096 /* most experts of a router */
 
 /* Rows of a sequence: row row0 + j has position past + j; pages cover past + n tokens. */
 struct kg_mla_seq {
@@ -375,7 +376,8 @@ struct kg_kernels {
 
     /* Per row: s = sig(logits); picks the top_k of s + bias, best first, ties and NaN to the
      * lower id; weights = s / (sum of picked s in that order + 1e-20) * scale. logits: (rows,
-     * experts), bias: (experts) or NULL. ids, weights: [rows][top_k]. top_k <= experts. */
+     * experts), bias: (experts) or NULL. ids, weights: [rows][top_k]. top_k <= experts <=
+     * KG_ROUTE_MAX. */
     void (*route)(struct kg_team *team, uint32_t *ids, float *weights, const float *logits,
                   size_t logits_stride, const float *bias, uint32_t rows, uint32_t experts,
                   uint32_t top_k, float scale);

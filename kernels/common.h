@@ -1,0 +1,91 @@
+/* What the tables of this folder share: bf16, key addresses, the order of routed experts. */
+#ifndef KG_KERNELS_COMMON_H
+#define KG_KERNELS_COMMON_H
+
+#include "kernels.h"
+
+#include <string.h>
+
+#define MX_GROUP_BYTES 272 /* 16 scales, then 16 pairs of inputs x 16 outputs */
+#define KEY_BLOCK 16       /* keys of one softmax block, at absolute positions */
+
+/* Below this many multiply-adds waking the team costs more than it saves. */
+#define TEAM_MIN_WORK 60000
+
+static inline float bf16_widen(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+static inline uint16_t bf16_round(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)(bits >> 16 | 0x40); /* a NaN must not round to infinity */
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+/* Runs on the team, or on the caller alone when the work is too small to share. */
+static inline void run_sized(struct kg_team *team, void (*fn)(void *, uint32_t, uint32_t),
+                             void *arg, uint32_t n_tasks, uint64_t work)
+{
+    kg_team_run(work < TEAM_MIN_WORK ? NULL : team, fn, arg, n_tasks);
+}
+
+/* Record of token t. */
+static inline uint8_t *page_record(const struct kg_pages *p, const uint32_t *ids, uint32_t t)
+{
+    uint32_t id = ids[t / p->page_tokens];
+    uint64_t slot = p->table == NULL ? id : p->table[id];
+
+    return p->base + slot * p->page_stride + t % p->page_tokens * p->token_stride;
+}
+
+/* Finds the sequence that holds the n-th row counted over all sequences, and its row there. */
+static inline uint32_t mla_seq_of(const struct kg_mla_seq *seqs, uint32_t n, uint32_t *row)
+{
+    uint32_t s = 0;
+
+    while (n >= seqs[s].n)
+        n -= seqs[s++].n;
+    *row = n;
+    return s;
+}
+
+static inline uint32_t mla_rows(const struct kg_mla_seq *seqs, uint32_t n_seqs)
+{
+    uint32_t rows = 0;
+
+    for (uint32_t s = 0; s < n_seqs; s++)
+        rows += seqs[s].n;
+    return rows;
+}
+
+/*
+ * Rows of one pass sorted by expert: expert active[a] owns entries offset[a] .. offset[a+1]-1;
+ * entry j is row token[j] (of the pass), whose result goes to place slot[j] = row * top_k + s.
+ */
+struct moe_plan {
+    uint32_t *active, *offset, *token, *slot;
+    uint32_t n_active;
+    float *gate, *up; /* [rows * top_k][ff], by entry */
+    float *result;    /* [rows * top_k][out], by slot */
+};
+
+/* Most rows one pass can hold in args->scratch, at least 1. */
+uint32_t moe_pass_rows(const struct kg_moe *args);
+/* Plans rows row0 .. row0+rows-1 in args->scratch. */
+void moe_plan_make(struct moe_plan *plan, const struct kg_moe *args, uint32_t row0, uint32_t rows);
+
+/* Tables, by file. */
+const struct kg_kernels *kg_kernels_avx2(enum kg_math math);
+const struct kg_kernels *kg_kernels_avx512(enum kg_math math);
+const struct kg_kernels *kg_kernels_avx512_bf16(enum kg_math math);
+
+#endif

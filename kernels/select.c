@@ -1,0 +1,35 @@
+#include "common.h"
+
+enum kg_isa kg_cpu_isa(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return KG_ISA_REF;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+        return KG_ISA_AVX2;
+    return __builtin_cpu_supports("avx512bf16") ? KG_ISA_AVX512_BF16 : KG_ISA_AVX512;
+#else
+    return KG_ISA_REF;
+#endif
+}
+
+const struct kg_kernels *kg_kernels_cpu(enum kg_math math, enum kg_isa limit)
+{
+#if defined(KG_HAVE_VECTOR)
+    enum kg_isa isa = kg_cpu_isa();
+
+    if (isa > limit)
+        isa = limit;
+    if (isa == KG_ISA_AVX512_BF16)
+        return kg_kernels_avx512_bf16(math);
+    if (isa == KG_ISA_AVX512)
+        return kg_kernels_avx512(math);
+    if (isa == KG_ISA_AVX2)
+        return kg_kernels_avx2(math);
+#else
+    (void)limit;
+#endif
+    return kg_kernels_ref(math);
+}

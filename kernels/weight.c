@@ -1,0 +1,150 @@
+#include "kernels.h"
+
+#include "common.h"
+
+#include <math.h>
+#include <string.h>
+
+uint16_t kg_bf16_from_f32(float x)
+{
+    return bf16_round(x);
+}
+
+float kg_f32_from_bf16(uint16_t x)
+{
+    return bf16_widen(x);
+}
+
+float kg_mxfp4_value(uint32_t code, uint32_t scale)
+{
+    static const float values[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+
+    if (scale == 255)
+        return NAN;
+    float v = ldexpf(values[code & 7], (int)scale - 127);
+    return code & 8 ? -v : v;
+}
+
+/* Bytes of one block of 16 outputs; 0 for an unknown type. */
+static uint64_t block_bytes(uint32_t type, uint32_t in)
+{
+    switch (type) {
+    case KG_W_F32:
+        return (uint64_t)in * 64;
+    case KG_W_BF16:
+        return ((uint64_t)in + 1) / 2 * 64;
+    case KG_W_MXFP4:
+        return ((uint64_t)in + 31) / 32 * MX_GROUP_BYTES;
+    default:
+        return 0;
+    }
+}
+
+uint64_t kg_weight_bytes(uint32_t type, uint32_t out, uint32_t in)
+{
+    uint64_t blocks = ((uint64_t)out + 15) / 16, bytes;
+
+    if (__builtin_mul_overflow(blocks, block_bytes(type, in), &bytes) || bytes > SIZE_MAX / 2)
+        return 0;
+    return bytes;
+}
+
+int kg_weight_init(struct kg_weight *w, uint32_t type, uint32_t out, uint32_t in, void *data)
+{
+    uint64_t bytes = kg_weight_bytes(type, out, in);
+
+    if (bytes == 0 || data == NULL || (uintptr_t)data % 64 != 0)
+        return KG_EINVAL;
+    memset(data, 0, bytes);
+    *w = (struct kg_weight){.type = type, .out = out, .in = in, .bytes = bytes, .data = data};
+    return KG_OK;
+}
+
+static void put(struct kg_weight *w, uint32_t o, uint32_t i, float value)
+{
+    uint8_t *block = (uint8_t *)w->data + o / 16 * block_bytes(w->type, w->in);
+
+    if (w->type == KG_W_F32)
+        ((float *)block)[(size_t)i * 16 + o % 16] = value;
+    else
+        ((uint16_t *)block)[(size_t)(i / 2) * 32 + o % 16 * 2 + i % 2] = bf16_round(value);
+}
+
+static float get(uint32_t dtype, const void *src, size_t at)
+{
+    return dtype == KG_F32 ? ((const float *)src)[at] : bf16_widen(((const uint16_t *)src)[at]);
+}
+
+static int fill_check(const struct kg_weight *w, uint32_t out0, uint32_t in0, uint32_t n_out,
+                      uint32_t n_in, uint32_t src_dtype)
+{
+    if (w->type != KG_W_F32 && w->type != KG_W_BF16)
+        return KG_EINVAL;
+    if (src_dtype != KG_F32 && src_dtype != KG_BF16)
+        return KG_EINVAL;
+    if ((uint64_t)out0 + n_out > w->out || (uint64_t)in0 + n_in > w->in)
+        return KG_EINVAL;
+    return KG_OK;
+}
+
+/* Source element (o, i) lies at src[o * so + i * si]. */
+static int fill(struct kg_weight *w, uint32_t out0, uint32_t in0, uint32_t n_out, uint32_t n_in,
+                uint32_t src_dtype, const void *src, size_t so, size_t si)
+{
+    int rc = fill_check(w, out0, in0, n_out, n_in, src_dtype);
+
+    for (uint32_t o = 0; rc == KG_OK && o < n_out; o++)
+        for (uint32_t i = 0; i < n_in; i++)
+            put(w, out0 + o, in0 + i, get(src_dtype, src, o * so + i * si));
+    return rc;
+}
+
+int kg_weight_fill(struct kg_weight *w, uint32_t out0, uint32_t in0, uint32_t n_out, uint32_t n_in,
+                   uint32_t src_dtype, const void *src, size_t src_stride)
+{
+    return fill(w, out0, in0, n_out, n_in, src_dtype, src, src_stride, 1);
+}
+
+int kg_weight_fill_t(struct kg_weight *w, uint32_t out0, uint32_t in0, uint32_t n_out,
+                     uint32_t n_in, uint32_t src_dtype, const void *src, size_t src_stride)
+{
+    return fill(w, out0, in0, n_out, n_in, src_dtype, src, 1, src_stride);
+}
+
+int kg_weight_fill_mxfp4(struct kg_weight *w, uint32_t out0, uint32_t n_out, const uint8_t *packed,
+                         const uint8_t *scales)
+{
+    if (w->type >= KG_W_N_TYPES || w->in % 32 != 0 || (uint64_t)out0 + n_out > w->out)
+        return KG_EINVAL;
+    for (uint32_t r = 0; r < n_out; r++) {
+        const uint8_t *row = packed + (size_t)r * (w->in / 2);
+        const uint8_t *scale = scales + (size_t)r * (w->in / 32);
+        uint32_t o = out0 + r;
+
+        if (w->type != KG_W_MXFP4) {
+            for (uint32_t i = 0; i < w->in; i++)
+                put(w, o, i, kg_mxfp4_value(row[i / 2] >> (i % 2 * 4) & 15, scale[i / 32]));
+            continue;
+        }
+        uint8_t *group = (uint8_t *)w->data + o / 16 * block_bytes(w->type, w->in);
+        for (uint32_t g = 0; g < w->in / 32; g++, group += MX_GROUP_BYTES) {
+            group[o % 16] = scale[g];
+            for (uint32_t j = 0; j < 16; j++)
+                group[16 + j * 16 + o % 16] = row[g * 16 + j];
+        }
+    }
+    return KG_OK;
+}
+
+float kg_weight_at(const struct kg_weight *w, uint32_t o, uint32_t i)
+{
+    const uint8_t *block = (const uint8_t *)w->data + o / 16 * block_bytes(w->type, w->in);
+
+    if (w->type == KG_W_F32)
+        return ((const float *)block)[(size_t)i * 16 + o % 16];
+    if (w->type == KG_W_BF16)
+        return bf16_widen(((const uint16_t *)block)[(size_t)(i / 2) * 32 + o % 16 * 2 + i % 2]);
+    const uint8_t *group = block + (size_t)(i / 32) * MX_GROUP_BYTES;
+    uint32_t pair = group[16 + i % 32 / 2 * 16 + o % 16];
+    return kg_mxfp4_value(pair >> (i % 2 * 4) & 15, group[o % 16]);
+}
