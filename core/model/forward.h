@@ -1,0 +1,132 @@
+/*
+ * Inside of a model: packed weights by layer, working memory by row. Shared by the sources of the
+ * forward pass only.
+ */
+#ifndef KEDGE_MODEL_FORWARD_H
+#define KEDGE_MODEL_FORWARD_H
+
+#include "model/model.h"
+
+struct kg_w_kda {
+    struct kg_weight q, k, v, f_a, f_b, b, o;
+    struct kg_weight g;        /* full gate */
+    struct kg_weight g_a, g_b; /* low-rank gate */
+    float *conv;               /* [4][3P]: q | k | v channels */
+    float *a_log;              /* [H] */
+    float *dt_bias;            /* [P] */
+    float *o_norm;             /* [D] */
+};
+
+struct kg_w_mla {
+    struct kg_weight q;        /* q_lora 0 */
+    struct kg_weight q_a, q_b; /* else */
+    struct kg_weight kv_a, g, o;
+    struct kg_weight *k_up; /* [H] Wk_h^T: (kv_lora, nope) */
+    struct kg_weight *v_up; /* [H] Wv_h: (v, kv_lora) */
+    float *q_a_norm, *kv_a_norm;
+};
+
+struct kg_w_mlp {
+    struct kg_weight gate, up, down;
+};
+
+struct kg_w_moe {
+    struct kg_weight router; /* always fp32: a rounded score could change a pick */
+    struct kg_weight latent_down, latent_up;
+    struct kg_w_mlp shared;
+    struct kg_weight *gate, *up, *down; /* [n_experts] each */
+    float *bias;                        /* [n_experts] */
+    float *latent_norm;                 /* NULL without */
+};
+
+struct kg_w_layer {
+    float *input_norm, *post_norm; /* [hidden] */
+    float *attn_mix, *mlp_mix;     /* [hidden] norm * proj; block residuals only */
+    uint32_t index;                /* number among the layers of its kind (KDA or MLA) */
+    struct kg_w_kda kda;
+    struct kg_w_mla mla;
+    struct kg_w_mlp mlp;
+    struct kg_w_moe moe;
+};
+
+/* Working memory, (max_rows, width) each unless said. Blocks of different phases of a layer share
+ * bytes: kda, mla and ffn are never alive together. */
+struct kg_scratch {
+    float **streams; /* [n_streams] hidden: finished blocks and the running vector */
+    float *mixed;    /* hidden: input of a norm */
+    float *normed;   /* hidden: input of a sublayer */
+    float *out;      /* hidden: output of a sublayer */
+    float *hidden;   /* hidden: final, in the order of out_rows */
+    float *logits;   /* vocab; untouched memory costs nothing */
+    float *weights;  /* n_streams: mix weights, for taps */
+    struct {
+        float *raw, *conv; /* 3P: q | k | v */
+        float *f_a, *g_a;  /* D */
+        float *f;          /* P: gate input, then alpha */
+        float *z, *o;      /* P */
+        float *beta;       /* H */
+    } kda;
+    struct {
+        float *q_a;    /* q_lora */
+        float *q;      /* H * (nope + rope) */
+        float *kv;     /* kv_lora + rope */
+        float *qa, *m; /* H * kv_lora */
+        float *z, *o;  /* H * v */
+    } mla;
+    struct {
+        float *gate, *up;    /* max(dense_inter, shared_inter) */
+        float *scores;       /* n_experts: router logits */
+        float *latent, *sum; /* expert width */
+        float *pick_w;       /* top_k */
+        uint32_t *picks;     /* top_k */
+        void *moe;           /* moe_bytes */
+        uint64_t moe_bytes;
+    } ffn;
+    struct kg_conv_seq *conv_seqs; /* [max_seqs] */
+    struct kg_kda_seq *kda_seqs;   /* [max_seqs] */
+    struct kg_mla_seq *mla_seqs;   /* [max_seqs] */
+    struct kg_product *products;   /* [max(8, mla heads)] */
+};
+
+struct kg_model {
+    const struct kg_host *host;
+    const struct kg_kernels *k;
+    struct kg_team *team;
+    const struct kg_model_config *c; /* the checkpoint's */
+    struct kg_tensor embed;
+    struct kg_model_sizes sizes;
+    struct kg_tap tap;
+    uint32_t max_rows, max_seqs, max_orders;
+    uint32_t n_streams;
+    struct kg_w_layer *layers; /* [n_layers] */
+    struct kg_weight lm_head;
+    float *norm;    /* [hidden] */
+    float *out_mix; /* [hidden]; block residuals only */
+    struct kg_scratch s;
+    uint8_t *weight_mem, *scratch_mem;
+};
+
+/* Memory through the host, or libc without one. 64-byte aligned at least. */
+void *kg_model_alloc(const struct kg_host *host, uint64_t bytes);
+void kg_model_free(const struct kg_host *host, void *p, uint64_t bytes);
+
+/* Packs every weight of the checkpoint: layers, lm_head, norm, out_mix, sizes.weight_bytes. */
+KG_CHECKED int kg_model_pack(struct kg_model *m, const struct kg_ckpt *ckpt, struct kg_error *err);
+/* Lays out the working memory: s, sizes.scratch_bytes. */
+KG_CHECKED int kg_model_scratch(struct kg_model *m, struct kg_error *err);
+
+/* Sublayers: m->s.normed -> out (rows, hidden), which may not be normed. */
+void kg_forward_kda(struct kg_model *m, uint32_t layer, const struct kg_forward *f, float *out);
+void kg_forward_mla(struct kg_model *m, uint32_t layer, const struct kg_forward *f, float *out);
+void kg_forward_mlp(struct kg_model *m, uint32_t layer, uint32_t rows, float *out);
+void kg_forward_moe(struct kg_model *m, uint32_t layer, uint32_t rows, float *out);
+
+/* Calls the tap if there is one. */
+static inline void kg_tap_f32(const struct kg_model *m, uint32_t layer, const char *name,
+                              const float *data, size_t stride, uint32_t rows, uint32_t width)
+{
+    if (m->tap.fn != NULL)
+        m->tap.fn(m->tap.ctx, layer, name, KG_F32, data, stride, rows, width);
+}
+
+#endif

@@ -1,0 +1,207 @@
+#include "model/forward.h"
+
+#include <math.h>
+#include <string.h>
+
+/*
+ * A checkpoint order cuts a sequence's rows into segments. Segment j begins where segment j - 1
+ * ended, in the unit that one wrote: the state passes through the ordered units on its way and
+ * ends in the working state, so no state is copied but when an order falls on the last row.
+ */
+struct segment {
+    uint32_t row0, n; /* n 0: the sequence has no such segment */
+    uint32_t in, out; /* units; in may be KG_STATE_ZERO */
+};
+
+static struct segment segment_of(const struct kg_forward_seq *seq, uint32_t j)
+{
+    struct segment g = {0};
+    uint32_t begin, end;
+
+    if (j > seq->n_orders)
+        return g;
+    begin = j == 0 ? seq->past : seq->orders[j - 1].position;
+    end = j == seq->n_orders ? seq->past + seq->n_rows : seq->orders[j].position;
+    g.row0 = seq->row0 + (begin - seq->past);
+    g.n = end - begin;
+    g.out = j == seq->n_orders ? seq->state : seq->orders[j].unit;
+    if (j > 0)
+        g.in = seq->orders[j - 1].unit;
+    else
+        g.in = seq->state_src == KG_STATE_KEEP ? seq->state : seq->state_src;
+    return g;
+}
+
+static uint32_t count_waves(const struct kg_forward *f)
+{
+    uint32_t n = 1;
+
+    for (uint32_t i = 0; i < f->n_seqs; i++) {
+        if (f->seqs[i].n_orders + 1 > n)
+            n = f->seqs[i].n_orders + 1;
+    }
+    return n;
+}
+
+static uint8_t *part_of(const struct kg_model *m, const struct kg_forward *f, uint32_t state,
+                        uint32_t part)
+{
+    return state == KG_STATE_ZERO ? NULL : kg_model_state_part(m, f->units, state, part);
+}
+
+static void convolve(struct kg_model *m, const struct kg_w_layer *w, const struct kg_forward *f)
+{
+    size_t width = (size_t)3 * kg_kda_width(m->c);
+    uint32_t waves = count_waves(f);
+
+    for (uint32_t j = 0; j < waves; j++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < f->n_seqs; i++) {
+            struct segment g = segment_of(&f->seqs[i], j);
+            uint8_t *in, *out;
+            if (g.n == 0)
+                continue;
+            in = part_of(m, f, g.in, w->index);
+            out = part_of(m, f, g.out, w->index);
+            m->s.conv_seqs[n++] =
+                (struct kg_conv_seq){.window_in = in == NULL ? NULL : in + m->sizes.conv_offset,
+                                     .window_out = out + m->sizes.conv_offset,
+                                     .row0 = g.row0,
+                                     .n = g.n};
+        }
+        if (n > 0)
+            m->k->conv(m->team, m->s.kda.conv, width, m->s.kda.raw, width, w->kda.conv,
+                       (uint32_t)width, m->s.conv_seqs, n);
+    }
+}
+
+static void recur(struct kg_model *m, const struct kg_w_layer *w, const struct kg_forward *f)
+{
+    size_t width = kg_kda_width(m->c);
+    uint32_t waves = count_waves(f);
+    struct kg_kda args = {.q = m->s.kda.conv,
+                          .k = m->s.kda.conv + width,
+                          .v = m->s.kda.conv + 2 * width,
+                          .alpha = m->s.kda.f,
+                          .beta = m->s.kda.beta,
+                          .o = m->s.kda.o,
+                          .qk_stride = 3 * width,
+                          .alpha_stride = width,
+                          .v_stride = 3 * width,
+                          .o_stride = width,
+                          .beta_stride = m->c->kda_heads,
+                          .heads = m->c->kda_heads,
+                          .k_dim = m->c->kda_dim,
+                          .v_dim = m->c->kda_dim,
+                          .seqs = m->s.kda_seqs};
+
+    for (uint32_t j = 0; j < waves; j++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < f->n_seqs; i++) {
+            struct segment g = segment_of(&f->seqs[i], j);
+            if (g.n == 0)
+                continue;
+            m->s.kda_seqs[n++] =
+                (struct kg_kda_seq){.state_in = (const void *)part_of(m, f, g.in, w->index),
+                                    .state_out = (void *)part_of(m, f, g.out, w->index),
+                                    .row0 = g.row0,
+                                    .n = g.n};
+        }
+        args.n_seqs = n;
+        if (n > 0)
+            m->k->kda(m->team, &args);
+    }
+}
+
+/* An order on the last row: the chain ended in its unit, the working state is its copy. */
+static void finish_orders(struct kg_model *m, const struct kg_w_layer *w,
+                          const struct kg_forward *f)
+{
+    for (uint32_t i = 0; i < f->n_seqs; i++) {
+        const struct kg_forward_seq *seq = &f->seqs[i];
+        const struct kg_order *last;
+        if (seq->n_orders == 0)
+            continue;
+        last = &seq->orders[seq->n_orders - 1];
+        if (last->position == seq->past + seq->n_rows)
+            memcpy(kg_model_state_part(m, f->units, seq->state, w->index),
+                   kg_model_state_part(m, f->units, last->unit, w->index),
+                   m->sizes.state_part_bytes);
+    }
+}
+
+/* All products that read the layer's input in one go, then those that read their results. */
+static void project(struct kg_model *m, uint32_t l, uint32_t rows)
+{
+    const struct kg_w_kda *w = &m->layers[l].kda;
+    const struct kg_model_config *c = m->c;
+    uint32_t width = kg_kda_width(c), dim = c->kda_dim;
+    size_t wide = (size_t)3 * width;
+    const float *x = m->s.normed;
+    struct kg_product in[6] = {
+        {&w->q, x, m->s.kda.raw, c->hidden, wide, rows},
+        {&w->k, x, m->s.kda.raw + width, c->hidden, wide, rows},
+        {&w->v, x, m->s.kda.raw + 2 * width, c->hidden, wide, rows},
+        {&w->f_a, x, m->s.kda.f_a, c->hidden, dim, rows},
+        {&w->b, x, m->s.kda.beta, c->hidden, c->kda_heads, rows},
+        {&w->g, x, m->s.kda.z, c->hidden, width, rows},
+    };
+    struct kg_product mid[2] = {
+        {&w->f_b, m->s.kda.f_a, m->s.kda.f, dim, width, rows},
+        {&w->g_b, m->s.kda.g_a, m->s.kda.z, dim, width, rows},
+    };
+
+    if (!c->full_gate)
+        in[5] = (struct kg_product){&w->g_a, x, m->s.kda.g_a, c->hidden, dim, rows};
+    m->k->product(m->team, in, 6);
+    m->k->product(m->team, mid, c->full_gate ? 1 : 2);
+    kg_tap_f32(m, l, "kda.q_proj", m->s.kda.raw, wide, rows, width);
+    kg_tap_f32(m, l, "kda.k_proj", m->s.kda.raw + width, wide, rows, width);
+    kg_tap_f32(m, l, "kda.v_proj", m->s.kda.raw + 2 * width, wide, rows, width);
+    kg_tap_f32(m, l, "kda.f", m->s.kda.f, width, rows, width);
+    kg_tap_f32(m, l, "kda.z", m->s.kda.z, width, rows, width);
+}
+
+static void gates(struct kg_model *m, uint32_t l, uint32_t rows)
+{
+    const struct kg_w_kda *w = &m->layers[l].kda;
+    const struct kg_model_config *c = m->c;
+    uint32_t width = kg_kda_width(c), heads = c->kda_heads, dim = c->kda_dim;
+    size_t wide = (size_t)3 * width;
+    float *q = m->s.kda.conv, *k = q + width;
+    uint32_t form = c->decay == KG_DECAY_BOUNDED ? KG_GATE_SIGMOID : KG_GATE_SOFTPLUS;
+
+    kg_tap_f32(m, l, "kda.q_conv", q, wide, rows, width);
+    kg_tap_f32(m, l, "kda.k_conv", k, wide, rows, width);
+    kg_tap_f32(m, l, "kda.v_conv", q + 2 * width, wide, rows, width);
+    m->k->l2norm(m->team, q, wide, q, wide, rows, heads, dim, 1e-6f, 1.0f / sqrtf((float)dim));
+    m->k->l2norm(m->team, k, wide, k, wide, rows, heads, dim, 1e-6f, 1.0f);
+    m->k->sigmoid(m->team, m->s.kda.beta, heads, m->s.kda.beta, heads, rows, heads);
+    m->k->kda_gate(m->team, m->s.kda.f, width, m->s.kda.f, width, w->a_log, w->dt_bias, rows, heads,
+                   dim, form, c->decay_floor);
+    kg_tap_f32(m, l, "kda.q", q, wide, rows, width);
+    kg_tap_f32(m, l, "kda.k", k, wide, rows, width);
+    kg_tap_f32(m, l, "kda.beta", m->s.kda.beta, heads, rows, heads);
+    kg_tap_f32(m, l, "kda.alpha", m->s.kda.f, width, rows, width);
+}
+
+void kg_forward_kda(struct kg_model *m, uint32_t l, const struct kg_forward *f, float *out)
+{
+    const struct kg_w_layer *w = &m->layers[l];
+    const struct kg_model_config *c = m->c;
+    uint32_t width = kg_kda_width(c), rows = f->n_rows;
+    float *o = m->s.kda.o;
+    struct kg_product last = {&w->kda.o, o, out, width, c->hidden, rows};
+
+    project(m, l, rows);
+    convolve(m, w, f);
+    gates(m, l, rows);
+    recur(m, w, f);
+    finish_orders(m, w, f);
+    kg_tap_f32(m, l, "kda.o", o, width, rows, width);
+    m->k->rmsnorm_gated(m->team, o, width, o, width, m->s.kda.z, width, w->kda.o_norm, rows,
+                        c->kda_heads, c->kda_dim, c->rms_eps);
+    kg_tap_f32(m, l, "kda.o_gated", o, width, rows, width);
+    m->k->product(m->team, &last, 1);
+    kg_tap_f32(m, l, "kda.out", out, c->hidden, rows, c->hidden);
+}

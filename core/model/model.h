@@ -1,0 +1,117 @@
+/*
+ * One forward pass of the Kimi K3 / Kimi-Linear family, written once as calls on the kernel table.
+ *
+ * The bits of a row's result depend on the tokens before it alone: not on the batch, on how the
+ * prompt was cut into steps, on page_tokens, on unit addresses or on the number of threads (the
+ * kernels keep their order of additions; the pass itself treats every row alike).
+ *
+ * Bytes of units, all sizes 64-bit:
+ * - A token in a page holds, for each MLA layer, kv_lora latent values and rope_dim shared key
+ *   values. A page is one block per MLA layer in layer order; a block is page_tokens records.
+ * - A state has one part per KDA layer in layer order: the recurrent matrices [heads], fp32, laid
+ *   out by kg_state_at, then the convolution window [3 taps, oldest first][q | k | v channels];
+ *   padded to KG_MODEL_ALIGN.
+ * Records and windows are fp32 in exact math and bf16 in fast math.
+ */
+#ifndef KEDGE_MODEL_MODEL_H
+#define KEDGE_MODEL_MODEL_H
+
+#include "kernels/kernels.h"
+#include "model/checkpoint.h"
+
+#include <kedge/exec.h>
+
+#define KG_MODEL_ALIGN 64       /* bytes; every unit and every state part begins on it */
+#define KG_MODEL_MAX_ROWS 65536 /* of one pass: keeps every byte count far inside 64 bits */
+
+struct kg_model; /* packed weights and the working memory of one forward pass */
+
+struct kg_model_args {
+    const struct kg_host *host;       /* memory; NULL takes it from libc */
+    const struct kg_kernels *kernels; /* the table, which fixes the math */
+    struct kg_team *team;             /* may be NULL: one thread */
+    const struct kg_ckpt *ckpt;       /* must outlive the model: the embedding is read there */
+    uint32_t max_rows;                /* most rows of a pass, >= 1 */
+    uint32_t max_seqs;                /* most sequences of a pass, >= 1 */
+    uint32_t max_orders;              /* most checkpoint orders per sequence */
+};
+
+struct kg_model_sizes {
+    uint64_t token_bytes;      /* of one token in a page */
+    uint64_t record_bytes;     /* of one token in one MLA layer's block */
+    uint64_t state_part_bytes; /* of one part, padding included */
+    uint64_t recurrent_bytes;  /* of a whole state: the recurrent share */
+    uint64_t conv_offset;      /* bytes of the window inside a part */
+    uint64_t weight_bytes;     /* packed weights and vectors */
+    uint64_t scratch_bytes;    /* working memory */
+};
+
+/*
+ * Packs the weights and takes the working memory. KG_EINVAL names what of the configuration the
+ * kernels cannot do, KG_ENOMEM the bytes. *model is set only on success.
+ */
+KG_CHECKED int kg_model_open(const struct kg_model_args *args, struct kg_model **model,
+                             struct kg_error *err);
+void kg_model_close(struct kg_model *model); /* NULL is allowed */
+void kg_model_sizes(const struct kg_model *model, struct kg_model_sizes *sizes);
+
+/* Where units lie: the arena, the pool's layout and the tables virtual entry -> slot. */
+struct kg_model_units {
+    uint8_t *arena; /* KG_MODEL_ALIGN-aligned */
+    struct kg_pool_layout layout;
+    const uint32_t *table[KG_N_KINDS];
+};
+
+/* Bytes of part `part` (0-based KDA layer number) of a state. */
+uint8_t *kg_model_state_part(const struct kg_model *model, const struct kg_model_units *units,
+                             uint32_t state, uint32_t part);
+/* Bytes of the first record of MLA layer `index` (0-based among MLA layers) in a page. */
+uint8_t *kg_model_page_block(const struct kg_model *model, const struct kg_model_units *units,
+                             uint32_t page, uint32_t index);
+
+/* One sequence of a pass; its rows are row0 .. row0 + n_rows - 1 at positions past, past + 1, .. */
+struct kg_forward_seq {
+    uint32_t row0, n_rows; /* n_rows >= 1 */
+    uint32_t past;
+    const uint32_t *pages;         /* virtual ids, covering past + n_rows tokens */
+    uint32_t state;                /* written: the state after the last row */
+    uint32_t state_src;            /* read: KG_STATE_KEEP, KG_STATE_ZERO or a unit */
+    const struct kg_order *orders; /* past < position <= past + n_rows, ascending */
+    uint32_t n_orders;
+};
+
+/*
+ * One pass. Ids are in range and units mapped, no unit is written twice, no state_src is written
+ * (the caller has checked). out_rows: rows whose final hidden vector is wanted, of which the first
+ * n_logits also get logits.
+ */
+struct kg_forward {
+    const struct kg_model_units *units;
+    const uint32_t *tokens; /* [n_rows] */
+    const struct kg_forward_seq *seqs;
+    const uint32_t *out_rows; /* [n_out], n_out <= max_rows */
+    uint32_t n_rows, n_seqs, n_out, n_logits;
+};
+
+/* Computes. Writes pages, states and orders; allocates nothing and cannot fail. */
+void kg_model_forward(struct kg_model *model, const struct kg_forward *pass);
+/* Results of the last pass, in the order of out_rows: after the final norm (n_out, hidden); and
+ * (n_logits, vocab). Valid until the next pass. */
+const float *kg_model_hidden(const struct kg_model *model);
+const float *kg_model_logits(const struct kg_model *model);
+
+/*
+ * For tests: sees every intermediate as it is computed. `layer` is the transformer layer, KG_NONE
+ * outside layers; `name` as in the golden traces ("kda.q_proj"). data: (rows, width) elements of
+ * `dtype` (KG_F32 or KG_U32), row r at data + r * stride elements. The tap must copy.
+ */
+struct kg_tap {
+    void (*fn)(void *ctx, uint32_t layer, const char *name, uint32_t dtype, const void *data,
+               size_t stride, uint32_t rows, uint32_t width);
+    void *ctx;
+};
+
+/* Sets or, with NULL, removes the tap. Costs one comparison per intermediate while unset. */
+void kg_model_set_tap(struct kg_model *model, const struct kg_tap *tap);
+
+#endif

@@ -1,0 +1,122 @@
+#include "model/forward.h"
+
+/* As the packer, this runs twice over one list: first to add up, then to hand out. */
+struct carver {
+    uint8_t *mem; /* NULL: plan */
+    uint64_t at, most;
+    uint32_t rows;
+};
+
+static void *bytes(struct carver *c, uint64_t n)
+{
+    void *at = c->mem == NULL ? NULL : c->mem + c->at;
+
+    c->at += (n + 63) / 64 * 64;
+    if (c->at > c->most)
+        c->most = c->at;
+    return at;
+}
+
+static float *rows_of(struct carver *c, uint64_t width)
+{
+    return bytes(c, c->rows * width * sizeof(float));
+}
+
+static uint32_t larger(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static void carve_kda(struct carver *v, const struct kg_model_config *c, struct kg_scratch *s)
+{
+    uint64_t width = kg_kda_width(c);
+
+    s->kda.raw = rows_of(v, 3 * width);
+    s->kda.conv = rows_of(v, 3 * width);
+    s->kda.f_a = rows_of(v, c->kda_dim);
+    s->kda.g_a = rows_of(v, c->kda_dim);
+    s->kda.f = rows_of(v, width);
+    s->kda.z = rows_of(v, width);
+    s->kda.o = rows_of(v, width);
+    s->kda.beta = rows_of(v, c->kda_heads);
+}
+
+static void carve_mla(struct carver *v, const struct kg_model_config *c, struct kg_scratch *s)
+{
+    uint64_t heads = c->mla_heads;
+
+    s->mla.q_a = rows_of(v, c->q_lora);
+    s->mla.q = rows_of(v, heads * (c->nope_dim + c->rope_dim));
+    s->mla.kv = rows_of(v, c->kv_lora + c->rope_dim);
+    s->mla.qa = rows_of(v, heads * c->kv_lora);
+    s->mla.m = rows_of(v, heads * c->kv_lora);
+    s->mla.z = rows_of(v, heads * c->v_dim);
+    s->mla.o = rows_of(v, heads * c->v_dim);
+}
+
+static void carve_ffn(struct carver *v, const struct kg_model_config *c, struct kg_scratch *s)
+{
+    uint32_t inter = larger(c->dense_inter, c->shared_inter);
+
+    s->ffn.gate = rows_of(v, inter);
+    s->ffn.up = rows_of(v, inter);
+    if (c->n_experts == 0)
+        return;
+    s->ffn.scores = rows_of(v, c->n_experts);
+    s->ffn.latent = rows_of(v, kg_expert_width(c));
+    s->ffn.sum = rows_of(v, kg_expert_width(c));
+    s->ffn.pick_w = rows_of(v, c->top_k);
+    s->ffn.picks = bytes(v, (uint64_t)v->rows * c->top_k * sizeof(uint32_t));
+    s->ffn.moe_bytes =
+        kg_moe_scratch_bytes(v->rows, c->top_k, c->n_experts, c->expert_inter, kg_expert_width(c));
+    s->ffn.moe = bytes(v, s->ffn.moe_bytes);
+}
+
+static void carve(struct carver *v, struct kg_model *m)
+{
+    const struct kg_model_config *c = m->c;
+    struct kg_scratch *s = &m->s;
+    uint64_t shared;
+
+    s->streams = bytes(v, m->n_streams * sizeof(*s->streams));
+    for (uint32_t i = 0; i < m->n_streams; i++) {
+        float *stream = rows_of(v, c->hidden);
+        if (s->streams != NULL)
+            s->streams[i] = stream;
+    }
+    s->mixed = rows_of(v, c->hidden);
+    s->normed = rows_of(v, c->hidden);
+    s->out = rows_of(v, c->hidden);
+    s->hidden = rows_of(v, c->hidden);
+    s->weights = rows_of(v, m->n_streams);
+    s->conv_seqs = bytes(v, m->max_seqs * sizeof(*s->conv_seqs));
+    s->kda_seqs = bytes(v, m->max_seqs * sizeof(*s->kda_seqs));
+    s->mla_seqs = bytes(v, m->max_seqs * sizeof(*s->mla_seqs));
+    s->products = bytes(v, larger(8, c->mla_heads) * sizeof(*s->products));
+    shared = v->at;
+    carve_kda(v, c, s);
+    v->at = shared;
+    carve_mla(v, c, s);
+    v->at = shared;
+    carve_ffn(v, c, s);
+    v->at = v->most;
+    s->logits = rows_of(v, c->vocab);
+}
+
+int kg_model_scratch(struct kg_model *m, struct kg_error *err)
+{
+    struct carver v = {.rows = m->max_rows};
+
+    if (m->max_rows > KG_MODEL_MAX_ROWS)
+        return kg_fail(err, KG_EINVAL, "max_rows %u, most is %u ([engine] step_tokens)",
+                       m->max_rows, KG_MODEL_MAX_ROWS);
+    carve(&v, m);
+    m->sizes.scratch_bytes = v.most;
+    m->scratch_mem = kg_model_alloc(m->host, v.most);
+    if (m->scratch_mem == NULL)
+        return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes to compute %u rows",
+                       (unsigned long long)v.most, m->max_rows);
+    v = (struct carver){.mem = m->scratch_mem, .rows = m->max_rows};
+    carve(&v, m);
+    return KG_OK;
+}
