@@ -86,10 +86,10 @@ void kg_sample(const struct kg_sample_row *row, void *scratch, struct kg_sample_
 
 /*
  * Log probabilities of one row without a pick (prompt echo): `token` first (KG_NONE: out[0] is
- * {KG_NONE, 0}), then the n_top best. Same memory, same rules. Returns 0, or KG_RES_NAN.
+ * {KG_NONE, 0}), then the n_top best. Same rules. Returns 0, or KG_RES_NAN.
  */
 uint32_t kg_sample_logprobs(const float *logits, uint32_t vocab, uint32_t token, uint32_t n_top,
-                            void *scratch, struct kg_logprob *out);
+                            struct kg_logprob *out);
 
 /*
  * The noise: -log(-log(u)), u in (0,1) from a 64-bit hash of the three numbers. Same bits
