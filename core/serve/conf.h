@@ -24,6 +24,8 @@ struct kg_server_conf {
     uint64_t out_soft_bytes;  /* unsent output of a stream: past it the engine pauses the request */
     uint64_t out_hard_bytes;  /* past it the connection is cut and the request cancelled */
 
+    uint64_t reply_bytes; /* of one choice that is not streamed, each of text and the rest */
+
     uint32_t max_json_depth;
     uint32_t max_n;              /* choices per prompt */
     uint32_t max_prompts;        /* prompts of one completion request */

@@ -1,0 +1,165 @@
+/* Answers: status line, headers, bodies whole or in chunks. */
+#include "serve/http_conn.h"
+#include "serve/openai_write.h"
+
+#include <string.h>
+
+const char *kg_http_reason(int status)
+{
+    static const struct {
+        int status;
+        const char *text;
+    } table[] = {
+        {100, "Continue"},
+        {200, "OK"},
+        {204, "No Content"},
+        {400, "Bad Request"},
+        {401, "Unauthorized"},
+        {404, "Not Found"},
+        {405, "Method Not Allowed"},
+        {408, "Request Timeout"},
+        {413, "Content Too Large"},
+        {414, "URI Too Long"},
+        {415, "Unsupported Media Type"},
+        {417, "Expectation Failed"},
+        {429, "Too Many Requests"},
+        {431, "Request Header Fields Too Large"},
+        {500, "Internal Server Error"},
+        {501, "Not Implemented"},
+        {503, "Service Unavailable"},
+        {504, "Gateway Timeout"},
+        {505, "HTTP Version Not Supported"},
+    };
+
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+        if (table[i].status == status)
+            return table[i].text;
+    }
+    return "Status";
+}
+
+static bool is_head(const struct kg_http_req *c)
+{
+    return kg_span_is(c->head.method, "HEAD");
+}
+
+static void put(struct kg_http_req *c, const void *p, size_t n)
+{
+    c->sent_bytes += n;
+    if (bufferevent_write(c->bev, p, n) != 0)
+        c->keep_alive = false; /* out of memory: the length would be wrong */
+}
+
+/* Status line and headers. length: bytes of the body, or -1 for a stream. */
+static void put_head(struct kg_http_req *c, int status, const char *type, const char *extra,
+                     int64_t length)
+{
+    struct kg_buf b;
+
+    kg_buf_init(&b, 0);
+    c->status = status;
+    if (c->http->draining)
+        c->keep_alive = false;
+    if (length < 0 && !c->chunked_out)
+        c->keep_alive = false; /* HTTP/1.0: the end of the stream is the end of the connection */
+    kg_buf_printf(&b, "HTTP/1.1 %d %s\r\nContent-Type: %s\r\n", status, kg_http_reason(status),
+                  type);
+    if (length >= 0)
+        kg_buf_printf(&b, "Content-Length: %lld\r\n", (long long)length);
+    else if (c->chunked_out)
+        kg_buf_puts(&b, "Transfer-Encoding: chunked\r\n");
+    if (length < 0)
+        kg_buf_puts(&b, "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
+    kg_buf_printf(&b, "Connection: %s\r\n", c->keep_alive ? "keep-alive" : "close");
+    if (c->id[0] != '\0')
+        kg_buf_printf(&b, "x-request-id: %s\r\n", c->id);
+    if (extra != NULL)
+        kg_buf_puts(&b, extra);
+    kg_buf_puts(&b, "\r\n");
+    if (b.rc == KG_OK)
+        put(c, b.data, b.len);
+    else
+        c->keep_alive = false;
+    kg_buf_fini(&b);
+}
+
+void kg_http_reply(struct kg_http_req *c, int status, const char *type, const char *extra,
+                   const void *body, size_t n)
+{
+    put_head(c, status, type, extra, (int64_t)n);
+    if (n > 0 && !is_head(c))
+        put(c, body, n);
+    kg_conn_answered(c);
+}
+
+void kg_http_reply_error(struct kg_http_req *c, const struct kg_api_error *err)
+{
+    struct kg_buf b;
+    const char *extra = NULL;
+
+    if (err->status == 429 || err->status == 503)
+        extra = "Retry-After: 1\r\n";
+    else if (err->status == 401)
+        extra = "WWW-Authenticate: Bearer\r\n";
+    else if (err->status == 405)
+        extra = kg_span_is(c->head.method, "POST") ? "Allow: GET, HEAD\r\n" : "Allow: POST\r\n";
+    kg_buf_init(&b, 0);
+    kg_write_error(&b, err);
+    kg_buf_putc(&b, '\n');
+    kg_http_reply(c, err->status, "application/json", extra, b.data, b.rc == KG_OK ? b.len : 0);
+    kg_buf_fini(&b);
+}
+
+void kg_http_stream_begin(struct kg_http_req *c, int status, const char *type)
+{
+    c->streaming = true;
+    c->chunked_out = c->head.minor == 1;
+    put_head(c, status, type, NULL, -1);
+}
+
+size_t kg_http_stream_send(struct kg_http_req *c, const void *data, size_t n)
+{
+    char size[24];
+    size_t unsent;
+
+    if (c->chunked_out) {
+        int w = snprintf(size, sizeof(size), "%zx\r\n", n);
+        put(c, size, (size_t)w);
+    }
+    put(c, data, n);
+    if (c->chunked_out)
+        put(c, "\r\n", 2);
+    unsent = evbuffer_get_length(bufferevent_get_output(c->bev));
+    if (unsent > c->http->conf->out_soft_bytes)
+        c->above_soft = true;
+    return unsent;
+}
+
+void kg_http_stream_end(struct kg_http_req *c)
+{
+    if (c->chunked_out)
+        put(c, "0\r\n\r\n", 5);
+    kg_conn_answered(c);
+}
+
+void kg_http_cut(struct kg_http_req *c)
+{
+    kg_conn_close(c, false);
+}
+
+void kg_conn_on_written(struct kg_http_req *c)
+{
+    size_t unsent = evbuffer_get_length(bufferevent_get_output(c->bev));
+
+    if (c->state == CONN_FLUSH && unsent == 0) {
+        /* The peer may still be sending: closing now could destroy the answer on its way. */
+        (void)shutdown(bufferevent_getfd(c->bev), SHUT_WR);
+        kg_conn_enter(c, CONN_LINGER, 2000);
+        return;
+    }
+    if (c->state == CONN_BUSY && c->above_soft && unsent <= c->http->conf->out_soft_bytes / 2) {
+        c->above_soft = false;
+        if (c->owner.drained != NULL)
+            c->owner.drained(c->owner.self);
+    }
+}
