@@ -42,7 +42,7 @@ static void reset_request(struct kg_http_req *c)
     kg_buf_reset(&c->head_bytes);
     c->chunks = (struct kg_http_chunks){0};
     c->head.n_headers = 0;
-    c->head.method = (struct kg_span){NULL, 0};
+    c->head.method = c->head.path = (struct kg_span){NULL, 0};
     c->scanned = 0;
     c->id[0] = '\0';
     c->note = NULL;
@@ -554,9 +554,16 @@ const struct kg_http_head *kg_http_req_head(const struct kg_http_req *c)
     return &c->head;
 }
 
-struct kg_span kg_http_req_body(const struct kg_http_req *c)
+void kg_http_take_body(struct kg_http_req *c, struct kg_buf *body)
 {
-    return (struct kg_span){c->body.data, c->body.len};
+    *body = c->body;
+    kg_buf_init(&c->body, c->http->conf->body_bytes);
+}
+
+void kg_http_free_body(struct kg_http *h, struct kg_buf *body)
+{
+    h->bodies_bytes -= body->len;
+    kg_buf_fini(body);
 }
 
 const char *kg_http_req_peer(const struct kg_http_req *c)

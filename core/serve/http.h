@@ -12,6 +12,7 @@
 #ifndef KEDGE_SERVE_HTTP_H
 #define KEDGE_SERVE_HTTP_H
 
+#include "base/buf.h"
 #include "serve/conf.h"
 #include "serve/http_parse.h"
 #include "serve/json.h"
@@ -57,8 +58,10 @@ uint64_t kg_http_bodies_bytes(const struct kg_http *http);
 /* --- One request --- */
 
 const struct kg_http_head *kg_http_req_head(const struct kg_http_req *req);
-/* The body; valid until the answer is complete. */
-struct kg_span kg_http_req_body(const struct kg_http_req *req);
+/* Moves the body to the caller, who may keep it longer than the request lives and gives it back
+ * with kg_http_free_body (until then it counts against bodies_bytes). Once. */
+void kg_http_take_body(struct kg_http_req *req, struct kg_buf *body);
+void kg_http_free_body(struct kg_http *http, struct kg_buf *body);
 /* The peer's address, "127.0.0.1:40404". */
 const char *kg_http_req_peer(const struct kg_http_req *req);
 /* The peer's x-request-id if it is 1..128 visible ASCII characters, else one made here. */

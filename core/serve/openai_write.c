@@ -67,12 +67,15 @@ void kg_write_close(struct kg_buf *b, const struct kg_usage *u, bool with_null)
     kg_buf_putc(b, '}');
 }
 
-void kg_write_models(struct kg_buf *b, const char *model, int64_t created, uint32_t max_tokens)
+void kg_write_models(struct kg_buf *b, const char *model, int64_t created, uint32_t max_tokens,
+                     bool alone)
 {
-    kg_buf_puts(b, "{\"object\":\"list\",\"data\":[{\"id\":");
+    if (!alone)
+        kg_buf_puts(b, "{\"object\":\"list\",\"data\":[");
+    kg_buf_puts(b, "{\"id\":");
     put_str(b, model);
     kg_buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"kedge\",\"root\":",
                   (long long)created);
     put_str(b, model);
-    kg_buf_printf(b, ",\"parent\":null,\"max_model_len\":%u}]}\n", max_tokens);
+    kg_buf_printf(b, ",\"parent\":null,\"max_model_len\":%u}%s\n", max_tokens, alone ? "" : "]}");
 }

@@ -24,8 +24,9 @@ void kg_write_error(struct kg_buf *b, const struct kg_api_error *err);
 void kg_write_open(struct kg_buf *b, const struct kg_envelope *e);
 /* ] and "usage": the numbers, null when usage is NULL and `with_null`, or nothing; }. */
 void kg_write_close(struct kg_buf *b, const struct kg_usage *usage, bool with_null);
-/* The answer of /v1/models. max_tokens: of a sequence. */
-void kg_write_models(struct kg_buf *b, const char *model, int64_t created, uint32_t max_tokens);
+/* The answer of /v1/models, or of one model alone. max_tokens: of a sequence. */
+void kg_write_models(struct kg_buf *b, const char *model, int64_t created, uint32_t max_tokens,
+                     bool alone);
 /* Reason phrase of an HTTP status. */
 const char *kg_http_reason(int status);
 

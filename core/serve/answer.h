@@ -4,8 +4,8 @@
  * each batch of tokens, a plain answer once at the end: the same bytes either way, so stream and
  * non-stream text are equal by construction.
  */
-#ifndef KEDGE_SERVE_CHOICE_H
-#define KEDGE_SERVE_CHOICE_H
+#ifndef KEDGE_SERVE_ANSWER_H
+#define KEDGE_SERVE_ANSWER_H
 
 #include "serve/call.h"
 #include "text/parser.h"
@@ -18,7 +18,7 @@ struct kg_tool_call {
     struct kg_buf args; /* JSON text not written yet */
 };
 
-struct kg_choice {
+struct kg_answer {
     const struct kg_api *api;   /* borrowed */
     const struct kg_call *call; /* borrowed; outlives the choice */
     uint32_t index;             /* in the answer */
@@ -41,31 +41,31 @@ struct kg_choice {
 };
 
 /* Prepares a choice; it takes its own memory for at most reply_bytes of answer. KG_ENOMEM. */
-KG_CHECKED int kg_choice_open(struct kg_choice *c, const struct kg_api *api,
+KG_CHECKED int kg_answer_open(struct kg_answer *c, const struct kg_api *api,
                               const struct kg_call *call, uint32_t index, uint32_t prompt,
                               struct kg_error *err);
-void kg_choice_close(struct kg_choice *c); /* all zero is allowed */
+void kg_answer_close(struct kg_answer *c); /* all zero is allowed */
 
 /*
  * Takes n tokens, with n_logprobs log probabilities each (0: none). Returns 1 when a stop string
  * matched, c->n_tokens is then the length to finish at; 0; KG_ENOMEM; KG_ELIMIT when more than
  * [server] reply_bytes wait to be written.
  */
-KG_CHECKED int kg_choice_tokens(struct kg_choice *c, const uint32_t *ids, uint32_t n,
+KG_CHECKED int kg_answer_tokens(struct kg_answer *c, const uint32_t *ids, uint32_t n,
                                 const struct kg_logprob *logprobs, uint32_t n_logprobs);
 /* The log probabilities of n further prompt tokens. */
-KG_CHECKED int kg_choice_echo(struct kg_choice *c, uint32_t n, const struct kg_logprob *logprobs,
+KG_CHECKED int kg_answer_echo(struct kg_answer *c, uint32_t n, const struct kg_logprob *logprobs,
                               uint32_t n_logprobs);
 /* The output ended normally; `length`: cut by max_tokens. Settles finish. */
-KG_CHECKED int kg_choice_finish(struct kg_choice *c, bool length);
+KG_CHECKED int kg_answer_finish(struct kg_answer *c, bool length);
 
 /* True when a delta would carry something. */
-bool kg_choice_has_news(const struct kg_choice *c);
+bool kg_answer_has_news(const struct kg_answer *c);
 /* Appends the choice object of a stream chunk and empties the pile. */
-void kg_choice_write_delta(struct kg_choice *c, struct kg_buf *b);
+void kg_answer_write_delta(struct kg_answer *c, struct kg_buf *b);
 /* Appends the first delta of a chat: the role. */
-void kg_choice_write_role(struct kg_choice *c, struct kg_buf *b);
+void kg_answer_write_role(struct kg_answer *c, struct kg_buf *b);
 /* Appends the choice object of a whole answer. */
-void kg_choice_write(struct kg_choice *c, struct kg_buf *b);
+void kg_answer_write(struct kg_answer *c, struct kg_buf *b);
 
 #endif

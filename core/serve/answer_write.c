@@ -1,9 +1,9 @@
 /* The pile of a choice as JSON: deltas of a stream, or the whole. */
-#include "serve/choice.h"
+#include "serve/answer.h"
 
 #include <string.h>
 
-bool kg_choice_has_news(const struct kg_choice *c)
+bool kg_answer_has_news(const struct kg_answer *c)
 {
     for (uint32_t i = 0; i < c->n_calls; i++) {
         if (c->calls[i].touched)
@@ -13,7 +13,7 @@ bool kg_choice_has_news(const struct kg_choice *c)
            c->token_ids.len > 0 || c->finish != NULL;
 }
 
-static void write_finish(const struct kg_choice *c, struct kg_buf *b)
+static void write_finish(const struct kg_answer *c, struct kg_buf *b)
 {
     if (c->finish != NULL)
         kg_buf_printf(b, ",\"finish_reason\":\"%s\"", c->finish);
@@ -22,7 +22,7 @@ static void write_finish(const struct kg_choice *c, struct kg_buf *b)
 }
 
 /* Lists of token ids; `first`: the prompt's too. */
-static void write_ids(const struct kg_choice *c, struct kg_buf *b, bool first)
+static void write_ids(const struct kg_answer *c, struct kg_buf *b, bool first)
 {
     const struct kg_ids *p = &c->call->prompts[c->prompt].ids;
 
@@ -46,7 +46,7 @@ static void write_list(struct kg_buf *b, const char *name, const struct kg_buf *
     kg_buf_putc(b, ']');
 }
 
-static void write_logprobs(const struct kg_choice *c, struct kg_buf *b)
+static void write_logprobs(const struct kg_answer *c, struct kg_buf *b)
 {
     kg_buf_puts(b, ",\"logprobs\":");
     if (!c->call->logprobs) {
@@ -66,7 +66,7 @@ static void write_logprobs(const struct kg_choice *c, struct kg_buf *b)
     }
 }
 
-static void empty(struct kg_choice *c)
+static void empty(struct kg_answer *c)
 {
     kg_buf_reset(&c->content);
     kg_buf_reset(&c->reasoning);
@@ -81,7 +81,7 @@ static void empty(struct kg_choice *c)
     }
 }
 
-static void write_delta_calls(const struct kg_choice *c, struct kg_buf *b, const char *comma)
+static void write_delta_calls(const struct kg_answer *c, struct kg_buf *b, const char *comma)
 {
     bool open = false;
 
@@ -111,7 +111,7 @@ static void write_delta_calls(const struct kg_choice *c, struct kg_buf *b, const
         kg_buf_putc(b, ']');
 }
 
-void kg_choice_write_role(struct kg_choice *c, struct kg_buf *b)
+void kg_answer_write_role(struct kg_answer *c, struct kg_buf *b)
 {
     kg_buf_printf(b,
                   "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
@@ -123,7 +123,7 @@ void kg_choice_write_role(struct kg_choice *c, struct kg_buf *b)
     c->role_sent = true;
 }
 
-static void write_chat_delta(const struct kg_choice *c, struct kg_buf *b)
+static void write_chat_delta(const struct kg_answer *c, struct kg_buf *b)
 {
     const char *comma = "";
 
@@ -149,7 +149,7 @@ static void write_chat_delta(const struct kg_choice *c, struct kg_buf *b)
     kg_buf_putc(b, '}');
 }
 
-static void write_text(const struct kg_choice *c, struct kg_buf *b, bool first)
+static void write_text(const struct kg_answer *c, struct kg_buf *b, bool first)
 {
     kg_buf_printf(b, "{\"index\":%u,\"text\":", c->index);
     kg_buf_json_str(b, kg_buf_cstr(&c->content), c->content.len);
@@ -159,7 +159,7 @@ static void write_text(const struct kg_choice *c, struct kg_buf *b, bool first)
     kg_buf_putc(b, '}');
 }
 
-void kg_choice_write_delta(struct kg_choice *c, struct kg_buf *b)
+void kg_answer_write_delta(struct kg_answer *c, struct kg_buf *b)
 {
     if (c->call->endpoint == KG_EP_CHAT)
         write_chat_delta(c, b);
@@ -169,7 +169,7 @@ void kg_choice_write_delta(struct kg_choice *c, struct kg_buf *b)
     empty(c);
 }
 
-static void write_message(const struct kg_choice *c, struct kg_buf *b)
+static void write_message(const struct kg_answer *c, struct kg_buf *b)
 {
     kg_buf_printf(b, "{\"index\":%u,\"message\":{\"role\":\"assistant\",\"content\":", c->index);
     if (c->content.len > 0 || c->n_calls == 0)
@@ -198,7 +198,7 @@ static void write_message(const struct kg_choice *c, struct kg_buf *b)
     kg_buf_putc(b, '}');
 }
 
-void kg_choice_write(struct kg_choice *c, struct kg_buf *b)
+void kg_answer_write(struct kg_answer *c, struct kg_buf *b)
 {
     if (c->call->endpoint == KG_EP_CHAT)
         write_message(c, b);

@@ -1,5 +1,5 @@
-/* Tokens in: parsing, stop strings, piling up. Writing is choice_write.c. */
-#include "serve/choice.h"
+/* Tokens in: parsing, stop strings, piling up. Writing is answer_write.c. */
+#include "serve/answer.h"
 
 #include "base/utf8.h"
 
@@ -9,21 +9,21 @@
 
 static int on_reasoning(void *user, const char *text, size_t n)
 {
-    struct kg_choice *c = user;
+    struct kg_answer *c = user;
 
     return c->call->include_reasoning ? kg_buf_add(&c->reasoning, text, n) : KG_OK;
 }
 
 static int on_content(void *user, const char *text, size_t n)
 {
-    struct kg_choice *c = user;
+    struct kg_answer *c = user;
 
     return kg_buf_add(&c->content, text, n);
 }
 
 static int on_tool_begin(void *user, uint32_t index, const char *id, const char *name)
 {
-    struct kg_choice *c = user;
+    struct kg_answer *c = user;
     struct kg_tool_call *t;
 
     if (c->call->one_call && index > 0)
@@ -51,7 +51,7 @@ static int on_tool_begin(void *user, uint32_t index, const char *id, const char 
 
 static int on_tool_args(void *user, uint32_t index, const char *json, size_t n)
 {
-    struct kg_choice *c = user;
+    struct kg_answer *c = user;
 
     if (index >= c->n_calls) /* dropped: one_call */
         return KG_OK;
@@ -59,7 +59,7 @@ static int on_tool_args(void *user, uint32_t index, const char *json, size_t n)
     return kg_buf_add(&c->calls[index].args, json, n);
 }
 
-int kg_choice_open(struct kg_choice *c, const struct kg_api *api, const struct kg_call *call,
+int kg_answer_open(struct kg_answer *c, const struct kg_api *api, const struct kg_call *call,
                    uint32_t index, uint32_t prompt, struct kg_error *err)
 {
     const struct kg_prompt *p = &call->prompts[prompt];
@@ -69,7 +69,7 @@ int kg_choice_open(struct kg_choice *c, const struct kg_api *api, const struct k
     bool chat = call->endpoint == KG_EP_CHAT;
     int rc;
 
-    *c = (struct kg_choice){.api = api, .call = call, .index = index, .prompt = prompt};
+    *c = (struct kg_answer){.api = api, .call = call, .index = index, .prompt = prompt};
     for (size_t i = 0; i < sizeof(bufs) / sizeof(bufs[0]); i++)
         kg_buf_init(bufs[i], api->conf->reply_bytes);
     opts.sink = (struct kg_parse_sink){.user = c,
@@ -87,14 +87,14 @@ int kg_choice_open(struct kg_choice *c, const struct kg_api *api, const struct k
     if (rc == KG_OK && call->echo) {
         rc = kg_buf_add(&c->content, p->text.v, p->text.n);
         if (rc == KG_OK && call->logprobs)
-            rc = kg_choice_echo(c, 1, NULL, 0); /* nothing comes before the first token */
+            rc = kg_answer_echo(c, 1, NULL, 0); /* nothing comes before the first token */
     }
     if (rc != KG_OK)
-        kg_choice_close(c);
+        kg_answer_close(c);
     return rc;
 }
 
-void kg_choice_close(struct kg_choice *c)
+void kg_answer_close(struct kg_answer *c)
 {
     struct kg_buf *bufs[] = {&c->content, &c->reasoning, &c->lp_main,  &c->lp_values,
                              &c->lp_top,  &c->lp_offset, &c->token_ids};
@@ -108,11 +108,11 @@ void kg_choice_close(struct kg_choice *c)
     }
     free(c->calls);
     kg_parser_free(c->parser);
-    *c = (struct kg_choice){0};
+    *c = (struct kg_answer){0};
 }
 
 /* A token as the string of a log probability list. */
-static void put_token(struct kg_buf *b, const struct kg_choice *c, uint32_t id)
+static void put_token(struct kg_buf *b, const struct kg_answer *c, uint32_t id)
 {
     struct kg_span s = kg_tok_bytes(c->api->tok, id);
 
@@ -140,7 +140,7 @@ static void put_bytes(struct kg_buf *b, struct kg_span s)
 }
 
 /* {"token":..,"logprob":..,"bytes":[..] without the closing brace. */
-static void put_chat_entry(struct kg_buf *b, const struct kg_choice *c, struct kg_logprob lp)
+static void put_chat_entry(struct kg_buf *b, const struct kg_answer *c, struct kg_logprob lp)
 {
     kg_buf_puts(b, "{\"token\":");
     put_token(b, c, lp.id);
@@ -150,7 +150,7 @@ static void put_chat_entry(struct kg_buf *b, const struct kg_choice *c, struct k
     put_bytes(b, kg_tok_bytes(c->api->tok, lp.id));
 }
 
-static void add_chat_logprob(struct kg_choice *c, const struct kg_logprob *lp, uint32_t n)
+static void add_chat_logprob(struct kg_answer *c, const struct kg_logprob *lp, uint32_t n)
 {
     struct kg_buf *b = &c->lp_main;
 
@@ -167,7 +167,7 @@ static void add_chat_logprob(struct kg_choice *c, const struct kg_logprob *lp, u
     kg_buf_puts(b, "]}");
 }
 
-static bool same_string(const struct kg_choice *c, uint32_t a, uint32_t b)
+static bool same_string(const struct kg_answer *c, uint32_t a, uint32_t b)
 {
     struct kg_span x = kg_tok_bytes(c->api->tok, a), y = kg_tok_bytes(c->api->tok, b);
     struct kg_buf sx, sy;
@@ -190,7 +190,7 @@ static bool same_string(const struct kg_choice *c, uint32_t a, uint32_t b)
 }
 
 /* {"token": value, ...}: the alternatives and the token itself, each string once. */
-static void add_top_map(struct kg_choice *c, const struct kg_logprob *lp, uint32_t n)
+static void add_top_map(struct kg_answer *c, const struct kg_logprob *lp, uint32_t n)
 {
     struct kg_buf *b = &c->lp_top;
 
@@ -223,7 +223,7 @@ static uint64_t count_chars(struct kg_span s)
 }
 
 /* lp NULL: a token with nothing before it. */
-static void add_text_logprob(struct kg_choice *c, uint32_t id, const struct kg_logprob *lp,
+static void add_text_logprob(struct kg_answer *c, uint32_t id, const struct kg_logprob *lp,
                              uint32_t n)
 {
     if (c->lp_main.len > 0) {
@@ -244,7 +244,7 @@ static void add_text_logprob(struct kg_choice *c, uint32_t id, const struct kg_l
     add_top_map(c, lp, n);
 }
 
-static int pile_state(const struct kg_choice *c)
+static int pile_state(const struct kg_answer *c)
 {
     const struct kg_buf *bufs[] = {&c->content, &c->reasoning, &c->lp_main,  &c->lp_values,
                                    &c->lp_top,  &c->lp_offset, &c->token_ids};
@@ -256,7 +256,7 @@ static int pile_state(const struct kg_choice *c)
     return KG_OK;
 }
 
-int kg_choice_echo(struct kg_choice *c, uint32_t n, const struct kg_logprob *logprobs,
+int kg_answer_echo(struct kg_answer *c, uint32_t n, const struct kg_logprob *logprobs,
                    uint32_t n_logprobs)
 {
     const struct kg_ids *ids = &c->call->prompts[c->prompt].ids;
@@ -268,7 +268,7 @@ int kg_choice_echo(struct kg_choice *c, uint32_t n, const struct kg_logprob *log
 }
 
 /* A token of text that ends the request is not part of the text, as a stop string is not. */
-static bool is_silent_stop(const struct kg_choice *c, uint32_t id)
+static bool is_silent_stop(const struct kg_answer *c, uint32_t id)
 {
     const struct kg_sampling *s = &c->call->sampling;
 
@@ -281,7 +281,7 @@ static bool is_silent_stop(const struct kg_choice *c, uint32_t id)
     return false;
 }
 
-static void add_logprob(struct kg_choice *c, uint32_t id, const struct kg_logprob *lp, uint32_t n)
+static void add_logprob(struct kg_answer *c, uint32_t id, const struct kg_logprob *lp, uint32_t n)
 {
     if (c->call->endpoint == KG_EP_COMPLETIONS)
         add_text_logprob(c, id, lp, n);
@@ -289,7 +289,7 @@ static void add_logprob(struct kg_choice *c, uint32_t id, const struct kg_logpro
         add_chat_logprob(c, lp, n);
 }
 
-int kg_choice_tokens(struct kg_choice *c, const uint32_t *ids, uint32_t n,
+int kg_answer_tokens(struct kg_answer *c, const uint32_t *ids, uint32_t n,
                      const struct kg_logprob *logprobs, uint32_t n_logprobs)
 {
     bool with_logprobs = c->call->logprobs && logprobs != NULL && n_logprobs > 0;
@@ -323,7 +323,7 @@ int kg_choice_tokens(struct kg_choice *c, const uint32_t *ids, uint32_t n,
     return c->stopped ? 1 : 0;
 }
 
-int kg_choice_finish(struct kg_choice *c, bool length)
+int kg_answer_finish(struct kg_answer *c, bool length)
 {
     int rc = c->call->no_output ? KG_OK : kg_parser_finish(c->parser);
 

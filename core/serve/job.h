@@ -1,0 +1,50 @@
+/* One API request on its way, shared by job.c (life) and job_send.c (answering). */
+#ifndef KEDGE_SERVE_JOB_H
+#define KEDGE_SERVE_JOB_H
+
+#include "serve/serve_impl.h"
+
+/* One sequence of a job: an answer here, a request in the engine. */
+struct kg_job_answer {
+    struct kg_answer answer;
+    uint32_t slot; /* KG_NONE: not in the engine */
+    bool counted;  /* its prompt is in usage */
+    uint32_t n_cached;
+    uint64_t last_ns; /* monotonic, of its last tokens; 0 none yet */
+};
+
+struct kg_job {
+    struct kg_serve *serve;
+    struct kg_job *prev, *next;
+    struct kg_http_req *req; /* NULL once answered or gone */
+    struct kg_buf body;      /* while it is being prepared */
+    bool has_body, in_prep;
+    struct kg_prep_task task; /* task.call is the prepared request */
+
+    uint32_t n_answers, n_live;    /* sequences; those in the engine */
+    struct kg_job_answer *answers; /* [n_answers], NULL before submit */
+    char id[160];
+    struct kg_envelope envelope;
+    bool began;  /* stream: status and headers went out */
+    bool paused; /* its sequences are paused for a slow reader */
+    bool failed; /* an error was answered; late events do nothing */
+
+    uint64_t start_ns, first_ns; /* monotonic: request, first tokens (0 none) */
+    uint32_t n_preempted;
+    char note[200]; /* for the access log */
+};
+
+/* Answers with an error, in the stream if one has begun; cancels what is in the engine. */
+void kg_job_fail(struct kg_job *job, const struct kg_api_error *err);
+/* Sends what answer `index` has to say; begins the stream if need be. */
+void kg_job_send(struct kg_job *job, uint32_t index);
+/* All sequences are done: the whole answer, or the end of the stream. */
+void kg_job_finish(struct kg_job *job);
+/* Cancels the sequences in the engine. */
+void kg_job_cancel(struct kg_job *job);
+/* Pauses or resumes the sequences in the engine. */
+void kg_job_pause(struct kg_job *job, bool paused);
+/* The engine's id of a slot. */
+uint64_t kg_slot_id(const struct kg_serve *s, uint32_t slot);
+
+#endif

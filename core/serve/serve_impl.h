@@ -1,0 +1,111 @@
+/* The server's own parts, shared by serve.c, routes.c, job.c and stats.c. Loop thread only. */
+#ifndef KEDGE_SERVE_SERVE_IMPL_H
+#define KEDGE_SERVE_SERVE_IMPL_H
+
+#include "serve/answer.h"
+#include "serve/http.h"
+#include "serve/openai_write.h"
+#include "serve/prep.h"
+#include "serve/serve.h"
+#include <event2/event.h>
+
+struct kg_job;
+
+/* One sequence of a job in the engine: the message id is `generation << 32 | slot + 1`. */
+struct kg_slot {
+    struct kg_job *job; /* NULL: free */
+    uint32_t answer;    /* of job->answers */
+    uint32_t generation;
+    uint32_t next_free;
+};
+
+/* Counters of /metrics, in the order of the rows in stats.c. */
+enum kg_serve_cell {
+    KG_SC_SUCCESS_STOP,
+    KG_SC_SUCCESS_LENGTH,
+    KG_SC_SUCCESS_ABORT,
+    KG_SC_SUCCESS_ERROR,
+    KG_SC_HTTP_2XX,
+    KG_SC_HTTP_4XX,
+    KG_SC_HTTP_5XX,
+    KG_SC_HTTP_GONE,
+    KG_SC_SENT_BYTES,
+    KG_SC_PAUSED,
+    KG_SC_SLOW_CUT,
+    KG_SC_PREPARED_APART,
+    KG_N_SERVE_CELLS,
+};
+
+enum kg_serve_histo {
+    KG_SH_TTFT,
+    KG_SH_ITL,
+    KG_SH_TPOT,
+    KG_SH_E2E,
+    KG_SH_QUEUE,
+    KG_SH_INFERENCE,
+    KG_SH_PREFILL,
+    KG_SH_DECODE,
+    KG_SH_PROMPT_TOKENS,
+    KG_SH_OUTPUT_TOKENS,
+    KG_SH_MAX_TOKENS,
+    KG_SH_N,
+    KG_SH_PREEMPTIONS,
+    KG_N_SERVE_HISTOS,
+};
+
+struct kg_serve {
+    struct kg_serve_parts parts;
+    struct kg_api api;
+    struct event_base *base;
+    struct kg_http *http;
+    struct kg_prep *prep;
+    struct kg_tok_scratch *scratch; /* the loop's own */
+    struct event *engine_event, *stop_event, *term_event, *int_event, *hup_event, *drain_timer;
+    struct event *prep_events[2];
+    int stop_fd; /* eventfd of kg_serve_stop */
+
+    struct kg_slot *slots; /* [conf->max_queue] */
+    uint32_t n_slots, free_slot, n_live;
+    uint32_t n_paused;      /* sequences paused for slow readers */
+    uint64_t busy_since_ns; /* backend clock: when n_live last rose from 0 */
+    struct kg_job *jobs;    /* all of them */
+    uint32_t n_jobs;
+    uint64_t seed_state; /* seeds of requests that name none */
+    struct kg_buf scratch_out;
+
+    bool draining, cancelled;
+    uint64_t drain_start_ns; /* monotonic */
+    int64_t created;         /* seconds since 1970 */
+
+    struct kg_cell cells[KG_N_SERVE_CELLS];
+    struct kg_histo histos[KG_N_SERVE_HISTOS];
+    struct kg_metrics *own_metrics;
+    char model_label[300]; /* model_name="...",engine="0" */
+};
+
+/* --- routes.c --- */
+extern const struct kg_http_ops kg_routes_ops;
+
+/* --- job.c --- */
+/* Takes a request whose body is complete; answers now or later. */
+void kg_job_start(struct kg_serve *s, struct kg_http_req *req, enum kg_endpoint endpoint);
+/* A task of a job came back from its preparation thread. */
+void kg_job_prepared(struct kg_prep_task *task);
+/* An event of the engine. */
+void kg_job_event(struct kg_serve *s, const struct kg_event *ev);
+/* Ends every job with a 503 (shutting down). */
+void kg_jobs_cancel(struct kg_serve *s);
+/* Frees all jobs without telling anybody; the engine and prep threads are out of reach by now. */
+void kg_jobs_free(struct kg_serve *s);
+
+/* --- stats.c --- */
+KG_CHECKED int kg_stats_open(struct kg_serve *s, struct kg_error *err);
+void kg_stats_close(struct kg_serve *s);
+/* The Prometheus text. */
+int kg_stats_write(struct kg_serve *s, struct kg_buf *b);
+/* Counts a finished sequence: e is its DONE event. */
+void kg_stats_done(struct kg_serve *s, const struct kg_event *e, const char *finish);
+/* True while the engine does its work or has none; else fills what is wrong. */
+bool kg_stats_healthy(struct kg_serve *s, struct kg_api_error *err);
+
+#endif
