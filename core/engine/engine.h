@@ -14,6 +14,7 @@
 #include <stdbool.h>
 
 struct kg_engine;
+struct kg_engine_test;
 
 /* [engine], [memory] and [admission] as the engine needs them. */
 struct kg_engine_conf {
@@ -28,12 +29,13 @@ struct kg_engine_conf {
     uint32_t max_wait_ms;      /* past it nobody younger is admitted first; 0 off */
     uint32_t queue_timeout_ms; /* a request that waited longer ends with KG_FINISH_TIMEOUT; 0 off */
     uint32_t debug;            /* check() after each step, poison freed units */
+    const struct kg_engine_test *test; /* engine/test.h; NULL outside tests; copied */
 };
 
 /* How much of a request's future admission reserves. */
 enum kg_lifetime {
-    KG_LIFETIME_PROMPT = 0, /* the prompt; growth settles the rest */
-    KG_LIFETIME_MAX = 1,    /* prompt + max_tokens */
+    KG_LIFETIME_PROMPT = 0,   /* the prompt; growth settles the rest */
+    KG_LIFETIME_MAX = 1,      /* prompt + max_tokens */
     KG_LIFETIME_EXPECTED = 2, /* a quantile of observed output lengths */
 };
 
@@ -64,9 +66,9 @@ struct kg_request {
     uint32_t n_prompt;      /* >= 1 */
     uint32_t max_tokens;    /* output tokens at most, >= 1 */
     uint32_t flags;
-    uint32_t priority;      /* 0 normal, larger sooner */
-    uint64_t tenant;        /* hash, 0 none */
-    uint64_t salt;          /* separates prefix caches; 0 none */
+    uint32_t priority; /* 0 normal, larger sooner */
+    uint64_t tenant;   /* hash, 0 none */
+    uint64_t salt;     /* separates prefix caches; 0 none */
     struct kg_sampling sampling;
     const uint32_t *boundaries; /* [n_boundaries] token positions of message ends, ascending */
     uint32_t n_boundaries;
@@ -91,15 +93,15 @@ enum kg_event_type {
 /* One thing that happened to a request. Pointers live until the next kg_engine_next. */
 struct kg_event {
     uint64_t id;
-    uint32_t type;          /* enum kg_event_type */
-    uint32_t n;             /* TOKENS, ECHO: entries */
-    const uint32_t *tokens; /* TOKENS: [n] */
-    uint32_t n_logprobs;    /* entries per token below; 0: none */
+    uint32_t type;                     /* enum kg_event_type */
+    uint32_t n;                        /* TOKENS, ECHO: entries */
+    const uint32_t *tokens;            /* TOKENS: [n] */
+    uint32_t n_logprobs;               /* entries per token below; 0: none */
     const struct kg_logprob *logprobs; /* [n][n_logprobs], chosen (ECHO: actual) token first */
     /* DONE only */
-    uint32_t finish; /* enum kg_finish */
-    int rc;          /* enum kg_rc */
-    char text[200];  /* for errors and refusals */
+    uint32_t finish;                       /* enum kg_finish */
+    int rc;                                /* enum kg_rc */
+    char text[200];                        /* for errors and refusals */
     uint32_t n_prompt, n_output, n_cached; /* tokens; n_cached came from the prefix cache */
     uint32_t n_drafted, n_verified, n_accepted, n_preempted;
     uint64_t arrival_ns, admitted_ns, first_ns, done_ns; /* backend clock; 0: did not happen */
@@ -112,12 +114,14 @@ struct kg_engine_stats {
     uint64_t prompt_tokens, output_tokens, cached_tokens;
     uint64_t drafted, verified, accepted;
     uint64_t preemptions, moves, moved_bytes;
-    uint64_t finished[8];        /* by enum kg_finish */
-    uint64_t plans_dropped;      /* scheduler plans that broke a rule */
+    uint64_t finished[8];   /* by enum kg_finish */
+    uint64_t plans_dropped; /* scheduler plans that broke a rule */
     uint64_t drafts_failed, nan_rows;
-    uint64_t last_progress_ns;   /* backend clock of the last step that advanced a request */
+    uint64_t last_progress_ns; /* backend clock of the last step that advanced a request */
     uint32_t n_waiting, n_running, n_seqs_step; /* now; sequences of the last step */
-    uint32_t n_used[KG_N_KINDS]; /* pool units owned */
+    uint32_t n_used[KG_N_KINDS];                /* pool units owned */
+    uint32_t lost;     /* 1: the backend is gone, every request ends with KG_EDEVICE */
+    uint32_t reserved; /* 0 */
     struct kg_pool_bytes bytes;
 };
 

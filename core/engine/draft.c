@@ -1,0 +1,184 @@
+/*
+ * Speculation in a step: who drafts, how long, and what is verified. The policy's answers are
+ * hints: what breaks its contract is cut to what is legal and counted, and length 0 is always
+ * legal, so a policy cannot do harm beyond time.
+ */
+#include "base/clock.h"
+#include "engine/internal.h"
+
+#include <string.h>
+
+/* Drafts that memory, max_tokens and the backend allow a decoding request. */
+static uint32_t max_draft(const struct kg_engine *e, const struct kg_req *r)
+{
+    uint32_t left = r->job->max_tokens - kg_req_output(r);
+    uint64_t room = (uint64_t)r->n_granted * e->layout.page_tokens;
+    uint32_t n = e->cap;
+
+    n = n < left - 1 ? n : left - 1;
+    if (room < (uint64_t)r->past + 1 + n) {
+        n = room > (uint64_t)r->past + 1 ? (uint32_t)(room - r->past - 1) : 0;
+    }
+    return n;
+}
+
+static void fill_seqs(struct kg_engine *e)
+{
+    int host = (e->parts.spec_caps & KG_SPEC_CAP_HOST) != 0;
+
+    e->n_spec = 0;
+    for (uint32_t i = 0; i < e->n_picks; i++) {
+        struct kg_pick *p = &e->picks[i];
+        if (!p->decode) {
+            continue;
+        }
+        const struct kg_req *r = p->req;
+        p->max_draft = max_draft(e, r);
+        p->spec = e->n_spec;
+        e->spec_seqs[e->n_spec++] = (struct kg_spec_seq){
+            .id = r->id,
+            .slot = r->slot,
+            .context = r->past,
+            .max_draft = p->max_draft,
+            .greedy = !(r->job->sampling.temperature > 0.0f),
+            .n_history = r->n_tokens,
+            .history = host ? r->job->tokens : NULL,
+        };
+    }
+}
+
+/* HOST: the policy fills the rows behind each sequence's first. */
+static void draft_host(struct kg_engine *e, const struct kg_spec_view *view)
+{
+    uint32_t stride = 1 + e->block;
+
+    memset(e->draft_counts, 0, e->n_spec * sizeof(*e->draft_counts));
+    int rc =
+        e->parts.spec_ops->draft(e->parts.spec, view, e->draft_tokens + 1, stride, e->draft_counts);
+    for (uint32_t i = 0; i < e->n_spec; i++) {
+        struct kg_spec_seq *q = &e->spec_seqs[i];
+        const uint32_t *tokens = e->draft_tokens + (size_t)i * stride + 1;
+        uint32_t n = rc < 0 ? 0 : e->draft_counts[i];
+        uint32_t bad = n > q->max_draft;
+        n = bad ? q->max_draft : n;
+        for (uint32_t k = 0; k < n; k++) {
+            if (tokens[k] >= e->desc.vocab) { /* the first that is no token ends the draft */
+                n = k;
+                bad = 1;
+            }
+        }
+        e->stats.drafts_failed += bad;
+        q->n_drafted = n;
+    }
+    e->stats.drafts_failed += rc < 0;
+}
+
+/* MODEL: the backend drafts for those who may; what it cannot do is no draft. */
+static void draft_model(struct kg_engine *e)
+{
+    uint32_t n = 0, most = e->desc.draft_block;
+
+    for (uint32_t i = 0; i < e->n_spec; i++) {
+        struct kg_spec_seq *q = &e->spec_seqs[i];
+        if (q->max_draft > 0) {
+            uint32_t want = q->max_draft < most ? q->max_draft : most;
+            e->drafts[n++] = (struct kg_draft){q->slot, want, e->survival + (size_t)i * e->block};
+        }
+    }
+    uint64_t t = kg_now_ns();
+    int rc = n > 0 ? e->parts.exec_ops->draft(e->parts.exec, e->drafts, n) : KG_OK;
+    e->exec_ns += kg_now_ns() - t;
+    e->stats.drafts_failed += rc != KG_OK;
+    n = 0;
+    for (uint32_t i = 0; i < e->n_spec && rc == KG_OK; i++) {
+        struct kg_spec_seq *q = &e->spec_seqs[i];
+        if (q->max_draft > 0) {
+            const struct kg_draft *d = &e->drafts[n++];
+            q->n_drafted = d->n < q->max_draft ? d->n : q->max_draft;
+            q->survival = d->survival;
+        }
+    }
+}
+
+/* Verify lengths as chosen, cut to what is legal; the step's rows are never overdrawn. */
+static void choose(struct kg_engine *e, struct kg_spec_view *view)
+{
+    uint32_t left = view->rows_left;
+
+    memset(e->lengths, 0, e->n_spec * sizeof(*e->lengths));
+    e->parts.spec_ops->choose(e->parts.spec, view, e->lengths);
+    for (uint32_t i = 0; i < e->n_picks; i++) {
+        struct kg_pick *p = &e->picks[i];
+        if (!p->decode) {
+            continue;
+        }
+        const struct kg_spec_seq *q = &e->spec_seqs[p->spec];
+        uint32_t n = e->lengths[p->spec];
+        if (n > q->n_drafted) {
+            n = q->n_drafted;
+            e->stats.drafts_failed++;
+        }
+        n = n < left ? n : left;
+        left -= n;
+        p->n_draft = n;
+        e->n_rows += n;
+        p->req->job->done.n_drafted += q->n_drafted;
+        p->req->job->done.n_verified += n;
+        e->stats.drafted += q->n_drafted;
+        e->stats.verified += n;
+    }
+}
+
+void kg_draft_step(struct kg_engine *e)
+{
+    e->n_spec = 0;
+    if (e->cap == 0) {
+        return;
+    }
+    fill_seqs(e);
+    if (e->n_spec == 0) {
+        return;
+    }
+    struct kg_spec_view view = {.size = sizeof(view),
+                                .seqs = e->spec_seqs,
+                                .n_seqs = e->n_spec,
+                                .other_rows = e->n_rows - e->n_spec,
+                                .rows_left = e->conf.step_tokens - e->n_rows,
+                                .cap = e->cap};
+    if (e->parts.spec_caps & KG_SPEC_CAP_HOST) {
+        draft_host(e, &view);
+    } else if (e->parts.spec_caps & KG_SPEC_CAP_MODEL) {
+        draft_model(e);
+    }
+    choose(e, &view);
+}
+
+static void flush(struct kg_engine *e, uint64_t step_ns)
+{
+    if (e->parts.spec_ops != NULL && e->n_seen > 0) {
+        e->parts.spec_ops->observe(e->parts.spec, e->seen, e->n_seen, step_ns);
+    }
+    e->n_seen = 0;
+}
+
+void kg_draft_seen(struct kg_engine *e, const struct kg_spec_seen *seen)
+{
+    if (e->block == 0) {
+        return;
+    }
+    if (e->n_seen == 2 * e->conf.max_seqs) {
+        flush(e, 0);
+    }
+    e->seen[e->n_seen++] = *seen;
+}
+
+void kg_draft_observe(struct kg_engine *e, uint64_t step_ns)
+{
+    flush(e, step_ns);
+    e->cap = 0;
+    if (e->block > 0) {
+        uint32_t cap = e->parts.spec_ops->cap(e->parts.spec);
+        e->stats.drafts_failed += cap > e->block && cap > e->parts.spec_ops->block(e->parts.spec);
+        e->cap = cap < e->block ? cap : e->block;
+    }
+}

@@ -1,0 +1,375 @@
+/* The engine's life, its thread, and the order of a step. */
+#include "base/clock.h"
+#include "engine/internal.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- life --- */
+
+static int check_conf(const struct kg_engine_conf *c, struct kg_error *err)
+{
+    if (c->max_seqs == 0 || c->step_tokens == 0 || c->prefill_chunk == 0 || c->page_tokens == 0) {
+        return kg_fail(
+            err, KG_ECONFIG,
+            "max_seqs %u, step_tokens %u, prefill_chunk %u, page_tokens %u: none may be 0",
+            c->max_seqs, c->step_tokens, c->prefill_chunk, c->page_tokens);
+    }
+    if (c->max_requests < c->max_seqs || c->max_requests > 1u << 20) {
+        return kg_fail(err, KG_ECONFIG, "max_requests %u must be between max_seqs %u and %u",
+                       c->max_requests, c->max_seqs, 1u << 20);
+    }
+    return KG_OK;
+}
+
+/* Arrays of a step, sized once for the largest. */
+static int alloc_all(struct kg_engine *e)
+{
+    uint32_t n = e->conf.max_seqs, rows = 1 + e->block;
+
+    e->reqs = calloc(e->conf.max_requests, sizeof(*e->reqs));
+    e->waiting.cap = 2 * e->conf.max_requests + 2;
+    e->waiting.head = e->waiting.cap / 2;
+    e->waiting.rows = calloc(e->waiting.cap, sizeof(*e->waiting.rows));
+    e->running = calloc(n, sizeof(*e->running));
+    e->admitted = calloc(n, sizeof(*e->admitted));
+    e->free_slots = calloc(n, sizeof(*e->free_slots));
+    e->items = calloc(n, sizeof(*e->items));
+    e->picks = calloc(n, sizeof(*e->picks));
+    e->seqs = calloc(n, sizeof(*e->seqs));
+    e->orders = calloc((size_t)n * e->desc.max_orders + 1, sizeof(*e->orders));
+    e->spec_seqs = calloc(n, sizeof(*e->spec_seqs));
+    e->drafts = calloc(n, sizeof(*e->drafts));
+    e->survival = calloc((size_t)n * rows, sizeof(*e->survival));
+    e->draft_tokens = calloc((size_t)n * rows + 1, sizeof(*e->draft_tokens));
+    e->draft_counts = calloc(n, sizeof(*e->draft_counts));
+    e->lengths = calloc(n, sizeof(*e->lengths));
+    e->seen = calloc(2 * (size_t)n, sizeof(*e->seen));
+    for (uint32_t k = 0; k < KG_N_KINDS; k++) {
+        e->ballast[k] = calloc(2 * (size_t)e->test.relocate + 1, sizeof(uint32_t));
+    }
+    if (e->reqs == NULL || e->waiting.rows == NULL || e->running == NULL || e->admitted == NULL ||
+        e->free_slots == NULL || e->items == NULL || e->picks == NULL || e->seqs == NULL ||
+        e->orders == NULL || e->spec_seqs == NULL || e->drafts == NULL || e->survival == NULL ||
+        e->draft_tokens == NULL || e->draft_counts == NULL || e->lengths == NULL ||
+        e->seen == NULL || e->ballast[KG_PAGE] == NULL || e->ballast[KG_STATE] == NULL) {
+        return KG_ENOMEM;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        e->free_slots[e->n_free_slots++] = n - 1 - i;
+    }
+    return KG_OK;
+}
+
+static void free_all(struct kg_engine *e)
+{
+    free(e->reqs);
+    free(e->waiting.rows);
+    free(e->running);
+    free(e->admitted);
+    free(e->free_slots);
+    free(e->items);
+    free(e->picks);
+    free(e->seqs);
+    free(e->orders);
+    free(e->spec_seqs);
+    free(e->drafts);
+    free(e->survival);
+    free(e->draft_tokens);
+    free(e->draft_counts);
+    free(e->lengths);
+    free(e->seen);
+    free(e->ballast[KG_PAGE]);
+    free(e->ballast[KG_STATE]);
+}
+
+static int open_pool(struct kg_engine *e, struct kg_error *err)
+{
+    const struct kg_engine_parts *p = &e->parts;
+    struct kg_pool_geom geom = {.size = sizeof(geom),
+                                .arena_bytes = e->conf.arena_bytes,
+                                .token_bytes = e->desc.token_bytes,
+                                .state_part_bytes = e->desc.state_part_bytes,
+                                .n_state_parts = e->desc.n_state_parts,
+                                .page_tokens = e->conf.page_tokens,
+                                .page_tokens_align = e->desc.page_tokens_align,
+                                .align = e->desc.align,
+                                .max_seqs = e->conf.max_seqs};
+
+    e->layout.size = sizeof(e->layout);
+    int rc = p->pool_ops->open(p->pool_host, p->pool_conf, &geom, &e->pool, &e->layout, err);
+    if (rc == KG_OK) {
+        rc = p->exec_ops->bind(p->exec, &e->layout, err);
+    }
+    return rc;
+}
+
+/* Rows a sequence may verify: what the policy asks for, cut to backend and step. */
+static uint32_t block_of(const struct kg_engine *e)
+{
+    uint32_t block = 0;
+
+    if (e->parts.spec_ops != NULL && (e->desc.caps & KG_EXEC_CAP_VERIFY)) {
+        block = e->parts.spec_ops->block(e->parts.spec);
+        block = block < e->desc.max_draft ? block : e->desc.max_draft;
+        block = block < e->conf.step_tokens - 1 ? block : e->conf.step_tokens - 1;
+    }
+    return block;
+}
+
+static int init(struct kg_engine *e, struct kg_error *err)
+{
+    e->parts.exec_ops->describe(e->parts.exec, &e->desc);
+    e->max_context = e->desc.max_context;
+    if (e->conf.max_context != 0 && e->conf.max_context < e->max_context) {
+        e->max_context = e->conf.max_context;
+    }
+    e->block = block_of(e);
+    int rc = open_pool(e, err);
+    if (rc != KG_OK) {
+        return rc;
+    }
+    if (alloc_all(e) != KG_OK || kg_stats_create(e) != KG_OK || kg_port_create(e) != KG_OK) {
+        return kg_fail(err, KG_ENOMEM, "no memory for an engine of %u sequences, %u requests",
+                       e->conf.max_seqs, e->conf.max_requests);
+    }
+    e->max_pages = kg_adm_probe(e);
+    if (kg_adm_max_pages(e, 1, 1) > e->max_pages) {
+        return kg_fail(err, KG_ECONFIG,
+                       "the pool holds %u pages beside a state, one request of two "
+                       "tokens needs %llu",
+                       e->max_pages, (unsigned long long)kg_adm_max_pages(e, 1, 1));
+    }
+    kg_rng_seed(&e->rng, e->test.seed);
+    kg_draft_observe(e, 0); /* the first cap */
+    kg_stats_publish(e, e->parts.exec_ops->now(e->parts.exec));
+    return KG_OK;
+}
+
+int kg_engine_create(const struct kg_engine_parts *parts, const struct kg_engine_conf *conf,
+                     struct kg_engine **engine, struct kg_error *err)
+{
+    int rc = check_conf(conf, err);
+
+    if (rc != KG_OK) {
+        return rc;
+    }
+    struct kg_engine *e = calloc(1, sizeof(*e));
+    if (e == NULL) {
+        return kg_fail(err, KG_ENOMEM, "no memory for an engine");
+    }
+    e->parts = *parts;
+    e->conf = *conf;
+    if (conf->test != NULL) {
+        e->test = *conf->test;
+        e->conf.test = NULL;
+    }
+    rc = init(e, err);
+    if (rc != KG_OK) {
+        kg_engine_destroy(e);
+        return rc;
+    }
+    *engine = e;
+    return KG_OK;
+}
+
+void kg_engine_destroy(struct kg_engine *engine)
+{
+    if (engine == NULL) {
+        return;
+    }
+    kg_engine_stop(engine);
+    if (engine->outbox != NULL) {
+        (void)kg_port_drain(engine, 0);
+        (void)kg_adm_drop_ballast(engine);
+        kg_req_end_all(engine, KG_FINISH_CANCELLED, KG_ECANCEL, NULL);
+    }
+    if (engine->pool != NULL) {
+        engine->parts.pool_ops->close(engine->pool);
+    }
+    kg_port_destroy(engine);
+    kg_stats_destroy(engine);
+    free_all(engine);
+    free(engine);
+}
+
+/* --- the step --- */
+
+void kg_engine_lose(struct kg_engine *e, const struct kg_error *why)
+{
+    e->error = *why;
+    atomic_store(&e->lost, 1);
+    kg_req_end_all(e, KG_FINISH_ERROR, KG_EDEVICE, why->text);
+}
+
+/* Self-checks after a step of a debug run; what they find ends the engine like a lost backend. */
+static void check_all(struct kg_engine *e)
+{
+    struct kg_error why = {0};
+
+    if (!e->conf.debug) {
+        return;
+    }
+    int rc = kg_req_check(e, &why);
+    if (rc == KG_OK) {
+        rc = e->parts.pool_ops->check(e->pool, &why);
+    }
+    if (rc == KG_OK) {
+        rc = e->parts.sched_ops->check(e->parts.sched, &why);
+    }
+    if (rc == KG_OK && e->parts.spec_ops != NULL) {
+        rc = e->parts.spec_ops->check(e->parts.spec, &why);
+    }
+    if (rc != KG_OK) {
+        kg_engine_lose(e, &why);
+    }
+}
+
+/* Nothing ran: virtual time moves on to the next deadline. */
+static void idle(struct kg_engine *e)
+{
+    uint64_t deadline = kg_req_deadline(e);
+
+    if (deadline != UINT64_MAX && (e->desc.caps & KG_EXEC_CAP_VIRTUAL)) {
+        e->parts.exec_ops->advance(e->parts.exec, deadline);
+        e->moved_clock = 1;
+    }
+}
+
+static int run_step(struct kg_engine *e)
+{
+    int changed = kg_port_drain(e, 0);
+    struct kg_error why = {0};
+
+    if (atomic_load_explicit(&e->lost, memory_order_relaxed)) {
+        kg_req_end_all(e, KG_FINISH_ERROR, KG_EDEVICE, e->error.text);
+        return changed;
+    }
+    changed += kg_req_timeouts(e, e->parts.exec_ops->now(e->parts.exec));
+    if (e->n_live == 0) {
+        return changed;
+    }
+    e->step++;
+    kg_adm_disturb(e);
+    kg_adm_growth(e);
+    uint64_t ended = e->n_live;
+    kg_plan_step(e);
+    changed += e->n_live != ended; /* a plan may refuse for good */
+    if (e->n_picks == 0) {
+        if (changed == 0) {
+            idle(e);
+        }
+    } else {
+        changed++;
+        if (kg_batch_run(e, &why) == KG_EDEVICE) {
+            kg_engine_lose(e, &why);
+        }
+    }
+    check_all(e);
+    return changed;
+}
+
+int kg_engine_step(struct kg_engine *engine, struct kg_error *err)
+{
+    uint64_t t0 = kg_now_ns();
+
+    engine->exec_ns = 0;
+    engine->moved_clock = 0;
+    if (!kg_port_room(engine)) {
+        return 0;
+    }
+    uint64_t steps = engine->stats.steps;
+    int changed = run_step(engine);
+    kg_port_flush(engine);
+    if (engine->stats.steps != steps) {
+        engine->stats.overhead_ns_sum += kg_now_ns() - t0 - engine->exec_ns;
+    }
+    kg_stats_publish(engine, engine->parts.exec_ops->now(engine->parts.exec));
+    if (atomic_load_explicit(&engine->lost, memory_order_relaxed)) {
+        kg_req_end_all(engine, KG_FINISH_ERROR, KG_EDEVICE, engine->error.text);
+        kg_port_flush(engine);
+        return kg_fail(err, KG_EDEVICE, "%s", engine->error.text);
+    }
+    return changed > 0;
+}
+
+/* --- the thread --- */
+
+/* Sleeps until the inbox speaks or the next deadline of the real clock. */
+static void sleep_until(struct kg_engine *e, uint64_t deadline)
+{
+    int timeout_ms = -1;
+
+    if (deadline != UINT64_MAX) {
+        uint64_t now = e->parts.exec_ops->now(e->parts.exec);
+        uint64_t ms = deadline > now ? (deadline - now) / 1000000 + 1 : 0;
+        timeout_ms = ms < INT_MAX ? (int)ms : INT_MAX;
+    }
+    kg_ring_wait(e->inbox, timeout_ms);
+}
+
+static void *thread_main(void *arg)
+{
+    struct kg_engine *e = arg;
+    struct kg_error err;
+    size_t bytes;
+
+    while (!atomic_load(&e->stop)) {
+        int rc = kg_engine_step(e, &err);
+        if (rc > 0 || e->moved_clock) {
+            continue;
+        }
+        if (atomic_load(&e->blocked)) {
+            kg_ring_wait(e->inbox, -1); /* the reader wakes us; messages may wait meanwhile */
+        } else if (kg_ring_peek(e->inbox, &bytes) == NULL && !atomic_load(&e->stop)) {
+            sleep_until(e, rc < 0 ? UINT64_MAX : kg_req_deadline(e));
+        }
+    }
+    return NULL;
+}
+
+int kg_engine_start(struct kg_engine *engine, struct kg_error *err)
+{
+    if (engine->started) {
+        return kg_fail(err, KG_EINVAL, "the engine thread runs already");
+    }
+    atomic_store(&engine->stop, 0);
+    int rc = pthread_create(&engine->thread, NULL, thread_main, engine);
+    if (rc != 0) {
+        return kg_fail(err, KG_ENOMEM, "cannot start the engine thread: %s", strerror(rc));
+    }
+    engine->started = 1;
+    return KG_OK;
+}
+
+void kg_engine_stop(struct kg_engine *engine)
+{
+    if (engine->started) {
+        atomic_store(&engine->stop, 1);
+        kg_ring_wake(engine->inbox);
+        (void)pthread_join(engine->thread, NULL);
+        engine->started = 0;
+    }
+}
+
+/* --- constants --- */
+
+const struct kg_exec_desc *kg_engine_desc(const struct kg_engine *engine)
+{
+    return &engine->desc;
+}
+
+const struct kg_pool_layout *kg_engine_layout(const struct kg_engine *engine)
+{
+    return &engine->layout;
+}
+
+uint32_t kg_engine_max_tokens(const struct kg_engine *engine)
+{
+    uint64_t held = (uint64_t)engine->max_pages * engine->layout.page_tokens - engine->block;
+
+    return held < engine->max_context ? (uint32_t)held : engine->max_context;
+}

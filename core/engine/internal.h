@@ -1,0 +1,309 @@
+/*
+ * The inside of the engine: one struct shared by its files. Everything here belongs to the engine
+ * thread, but for `port` (the caller's side, port.c) and what is marked atomic.
+ *
+ * Between two steps nothing is in flight: a step submits, waits and settles its results. So a
+ * request changes state only between steps, in request.c, and units go back in stream order.
+ */
+#ifndef KEDGE_ENGINE_INTERNAL_H
+#define KEDGE_ENGINE_INTERNAL_H
+
+#include "base/ring.h"
+#include "base/rng.h"
+#include "engine/engine.h"
+#include "engine/test.h"
+
+#include <pthread.h>
+
+/*
+ * A request's shared half, one allocation of the calling thread. It belongs to the engine from
+ * submit until its DONE entry is in the outbox, then to the caller again; of its arrays the caller
+ * may read what an outbox entry names.
+ */
+struct kg_job {
+    size_t bytes; /* of the allocation */
+    uint64_t id, tenant, salt;
+    uint32_t n_prompt, max_tokens; /* max_tokens is cut to the context limit */
+    uint32_t flags, priority;
+    uint32_t n_lp;      /* log probabilities per token, 0 for none */
+    uint32_t n_echo_lp; /* the same for the prompt */
+    uint32_t n_boundaries;
+    struct kg_sampling sampling;
+    uint32_t *tokens;            /* [n_prompt + max_tokens] prompt, then output */
+    uint32_t *pages;             /* [pages of n_prompt + max_tokens + block] ids in order */
+    uint32_t *boundaries;        /* [n_boundaries] */
+    struct kg_logprob *logprobs; /* [max_tokens][n_lp] */
+    struct kg_logprob *echo;     /* [n_prompt - 1][n_echo_lp] of tokens 1.. */
+    struct kg_event done;        /* the DONE event */
+};
+
+enum kg_req_state {
+    KG_REQ_FREE = 0,    /* the index is unused */
+    KG_REQ_WAITING = 1, /* in `waiting`; holds nothing */
+    KG_REQ_PREFILL = 2, /* in `running`; holds slot, grant, state, pages */
+    KG_REQ_DECODE = 3,  /* the same; all known tokens but the last are computed */
+};
+
+/* The engine's half of a request. */
+struct kg_req {
+    struct kg_job *job;
+    uint64_t id;
+    uint64_t arrival;   /* serial number of arrival */
+    uint64_t admission; /* serial number of the first admission, 0 before it */
+    uint64_t stamp;     /* plan check that last saw it */
+    uint32_t state;     /* enum kg_req_state */
+    uint32_t index;
+    uint32_t paused;
+    uint32_t n_tokens; /* known tokens: prompt and output */
+    uint32_t n_target; /* tokens known at admission: prefill ends there */
+    uint32_t past;     /* committed tokens */
+    uint32_t n_echoed; /* prompt tokens whose log probability was reported */
+    uint32_t slot, epoch, grant;
+    uint32_t n_granted; /* pages promised, those taken included */
+    uint32_t n_pages;   /* pages taken */
+    uint32_t n_sent;    /* pages the backend was told of */
+    uint32_t unit;      /* state unit */
+    uint32_t fresh;     /* the next batch must RESET the slot */
+    uint32_t place;     /* in `running`, while a holder */
+    uint32_t nan;       /* its units must be poisoned when they go back */
+    uint32_t finish_at; /* kg_engine_finish: tokens + 1, 0 for none */
+    uint32_t cancelled;
+};
+
+/* Waiting requests by arrival: a window of an array, so that both ends are cheap. */
+struct kg_waiting {
+    struct kg_sched_req *rows; /* [cap] */
+    uint32_t cap, head, n;
+    uint32_t last_gone; /* rows up to here may be gone (index KG_NONE); head when none are */
+    uint32_t dirty;
+};
+
+/* A line of the step: what was planned for a request and where it stands in the batch. */
+struct kg_pick {
+    struct kg_req *req;
+    uint32_t n_tokens; /* prefill rows, or 1 */
+    uint32_t decode;
+    uint32_t max_draft; /* decode: drafts memory and max_tokens allow */
+    uint32_t n_draft;   /* decode: verify length */
+    uint32_t spec;      /* decode: place in the spec view */
+    uint32_t n_orders;
+};
+
+/* An outbox entry; a record of the ring is an array of them. */
+struct kg_out {
+    uint32_t index;
+    uint32_t type;  /* enum kg_event_type */
+    uint32_t first; /* output (ECHO: prompt) token the event starts at */
+    uint32_t n;
+};
+
+/* An inbox record. */
+enum kg_msg_type {
+    KG_MSG_SUBMIT = 1,
+    KG_MSG_CONTROL = 2, /* look at control[index] */
+};
+struct kg_msg {
+    uint32_t type, index;
+    struct kg_job *job;
+};
+
+/* What the caller wants of a request: levels, so that one message may stand for many. */
+struct kg_control {
+    _Atomic uint32_t pending; /* a CONTROL message is under way */
+    _Atomic uint32_t cancel, pause;
+    _Atomic uint32_t finish_at; /* tokens + 1 */
+};
+
+/* The caller's side: touched by the calling thread only. */
+struct kg_port {
+    struct kg_job **jobs; /* [max_requests] */
+    uint32_t *free_index; /* [max_requests] stack */
+    uint32_t n_free;
+    uint32_t *map; /* [map_mask + 1] id -> index, KG_NONE empty */
+    uint32_t map_mask;
+    const struct kg_out *record; /* being read */
+    uint32_t n_record, at;
+    uint32_t ended; /* index whose DONE was the last event, KG_NONE for none */
+};
+
+/* Observed output lengths of a tenant (slot 0: of all), a histogram over powers of two in eighths;
+ * halved when full, so that it follows the traffic. */
+#define KG_SEEN_BUCKETS 256
+#define KG_SEEN_TENANTS 64
+struct kg_seen {
+    uint64_t tenant;
+    uint32_t n;
+    uint32_t count[KG_SEEN_BUCKETS];
+};
+
+struct kg_engine {
+    struct kg_engine_parts parts;
+    struct kg_engine_conf conf;
+    struct kg_engine_test test;
+    struct kg_exec_desc desc;
+    struct kg_pool *pool;
+    struct kg_pool_layout layout;
+    uint32_t max_context; /* tokens of a request */
+    uint32_t max_pages;   /* pages one request can ever hold beside its state */
+    uint32_t block;       /* draft rows memory is granted for */
+    uint32_t cap;         /* draft rows of the coming step */
+
+    struct kg_req *reqs; /* [max_requests] */
+    uint32_t n_live;
+    uint64_t n_arrivals, n_admissions;
+    struct kg_waiting waiting;
+    struct kg_sched_req *running; /* [max_seqs] by admission number */
+    uint32_t n_running;
+    uint32_t running_dirty; /* some rows are gone (index KG_NONE) */
+    uint32_t *admitted;     /* [max_seqs] indexes admitted during a plan */
+    uint32_t n_admitted, n_asked, planning;
+    uint32_t *free_slots; /* [max_seqs] stack */
+    uint32_t n_free_slots;
+
+    uint64_t step, n_checks;
+    struct kg_sched_item *items; /* [max_seqs] */
+    struct kg_pick *picks;       /* [max_seqs] */
+    uint32_t n_picks, n_rows;
+    struct kg_seq *seqs;     /* [max_seqs] */
+    struct kg_order *orders; /* [max_seqs][max_orders] */
+    struct kg_batch batch;
+    struct kg_result result;
+
+    struct kg_spec_seq *spec_seqs; /* [max_seqs] decoding picks */
+    struct kg_draft *drafts;       /* [max_seqs] */
+    float *survival;               /* [max_seqs][block] */
+    uint32_t *draft_tokens;        /* [max_seqs][1 + block] row tokens of decoding picks */
+    uint32_t *draft_counts, *lengths;
+    uint32_t n_spec;
+    struct kg_spec_seen *seen; /* [2 * max_seqs] */
+    uint32_t n_seen;
+
+    struct kg_ring *inbox, *outbox;
+    struct kg_control *control; /* [max_requests] */
+    struct kg_out *out;         /* [out_cap] entries of this step */
+    uint32_t n_out, out_cap;
+    _Atomic uint32_t blocked; /* the engine waits for room in the outbox */
+    _Atomic uint32_t stop, lost;
+    struct kg_port port;
+    pthread_t thread;
+    uint32_t started;
+
+    struct kg_seen seen_lengths[KG_SEEN_TENANTS];
+    struct kg_rng rng;             /* test hooks */
+    uint32_t *ballast[KG_N_KINDS]; /* [test.relocate] */
+    uint32_t n_ballast[KG_N_KINDS];
+
+    uint64_t exec_ns;      /* real time inside exec in this step */
+    uint64_t moved_clock;  /* the idle step advanced the virtual clock */
+    struct kg_error error; /* why the backend was lost */
+    struct kg_engine_stats stats;
+    _Atomic uint64_t *published; /* stats as words, then the clock */
+};
+
+/* Pages that hold n tokens. */
+static inline uint32_t kg_pages_of(const struct kg_engine *e, uint64_t n_tokens)
+{
+    return (uint32_t)((n_tokens + e->layout.page_tokens - 1) / e->layout.page_tokens);
+}
+
+/* Output tokens so far. */
+static inline uint32_t kg_req_output(const struct kg_req *r)
+{
+    return r->n_tokens - r->job->n_prompt;
+}
+
+static inline int kg_req_holds(const struct kg_req *r)
+{
+    return r->state == KG_REQ_PREFILL || r->state == KG_REQ_DECODE;
+}
+
+/* --- request.c: states, lists, units --- */
+
+void kg_req_arrive(struct kg_engine *e, uint32_t index, struct kg_job *job);
+/* Takes slot, grant and state as given; the request joins `running` when the plan ends. */
+void kg_req_admit(struct kg_engine *e, struct kg_req *r, uint32_t grant, uint32_t n_pages,
+                  uint32_t unit);
+/* Holder -> waiting: all units go back, known tokens stay. */
+void kg_req_preempt(struct kg_engine *e, struct kg_req *r);
+/* The prompt is complete. */
+void kg_req_decode(struct kg_engine *e, struct kg_req *r);
+/* Any state -> free, with the DONE event. text may be NULL. */
+void kg_req_end(struct kg_engine *e, struct kg_req *r, uint32_t finish, int rc, const char *text);
+/* Ends every request with the same answer. */
+void kg_req_end_all(struct kg_engine *e, uint32_t finish, int rc, const char *text);
+/* Removes rows of requests that left, adds those that were admitted. */
+void kg_req_settle(struct kg_engine *e);
+/* Acts on what the caller asked for: cancel, finish, pause. 1 when the request changed. */
+int kg_req_steer(struct kg_engine *e, uint32_t index);
+/* Ends waiting requests past queue_timeout_ms; returns their number. */
+int kg_req_timeouts(struct kg_engine *e, uint64_t now_ns);
+/* Clock at which the next one ends, UINT64_MAX for never. */
+uint64_t kg_req_deadline(const struct kg_engine *e);
+/* Invariants of lists and units; debug runs. */
+int kg_req_check(const struct kg_engine *e, struct kg_error *err);
+
+/* --- admit.c: memory --- */
+
+/* Pages one request needs for its whole life, drafts included. */
+uint64_t kg_adm_max_pages(const struct kg_engine *e, uint64_t n_prompt, uint64_t max_tokens);
+/* Most pages an empty pool grants beside one state. */
+uint32_t kg_adm_probe(struct kg_engine *e);
+enum kg_admit kg_adm_ask(void *ctx, uint32_t index, uint32_t *computed);
+/* Promises every decoding request its next rows, preempting the youngest where needed. */
+void kg_adm_growth(struct kg_engine *e);
+/* Takes pages up to `n_rows` rows beyond `past` out of the request's grant. */
+int kg_adm_take(struct kg_engine *e, struct kg_req *r, uint32_t n_rows);
+/* One unit outside any request's grant: KG_EAGAIN when there is no room. */
+int kg_adm_single(struct kg_engine *e, uint32_t kind, uint32_t *id);
+/* Tells the backend what the pool moved. */
+void kg_adm_sync(struct kg_engine *e);
+/* Gives units back in stream order; poisoned in debug runs or when asked. */
+void kg_adm_give(struct kg_engine *e, uint32_t kind, const uint32_t *ids, uint32_t n,
+                 uint32_t poison);
+/* Counts an output length for lifetime = expected. */
+void kg_adm_observe(struct kg_engine *e, uint64_t tenant, uint32_t n_output);
+/* Test hooks: forced preemption and relocation before a plan; ballast given back. */
+void kg_adm_disturb(struct kg_engine *e);
+int kg_adm_drop_ballast(struct kg_engine *e);
+
+/* --- plan.c --- */
+
+/* Fills picks; their number is n_picks. */
+void kg_plan_step(struct kg_engine *e);
+
+/* --- draft.c: speculation --- */
+
+void kg_draft_step(struct kg_engine *e);
+/* Notes a window's outcome, or that a slot is free (tokens NULL). */
+void kg_draft_seen(struct kg_engine *e, const struct kg_spec_seen *seen);
+void kg_draft_observe(struct kg_engine *e, uint64_t step_ns);
+
+/* --- batch.c --- */
+
+/* Takes units, builds, submits, waits, settles results. KG_EDEVICE when the backend is lost. */
+int kg_batch_run(struct kg_engine *e, struct kg_error *err);
+
+/* --- port.c --- */
+
+int kg_port_create(struct kg_engine *e);
+void kg_port_destroy(struct kg_engine *e);
+/* Reads the inbox; returns the number of requests that changed. While a step is in flight it stops
+ * at the first message that steers a request. */
+int kg_port_drain(struct kg_engine *e, int in_flight);
+/* The outbox has room for the largest step. */
+int kg_port_room(struct kg_engine *e);
+void kg_port_out(struct kg_engine *e, uint32_t index, uint32_t type, uint32_t first, uint32_t n);
+void kg_port_flush(struct kg_engine *e);
+
+/* --- stats.c --- */
+
+int kg_stats_create(struct kg_engine *e);
+void kg_stats_destroy(struct kg_engine *e);
+void kg_stats_publish(struct kg_engine *e, uint64_t now_ns);
+
+/* --- engine.c --- */
+
+/* The backend is gone: every request ends with KG_EDEVICE, now and later. */
+void kg_engine_lose(struct kg_engine *e, const struct kg_error *why);
+
+#endif

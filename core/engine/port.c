@@ -1,0 +1,446 @@
+/*
+ * Between the calling thread and the engine thread: two rings and, per request, a few levels
+ * (cancel, pause, finish) with one bit that says a message about them is under way. A request has
+ * at most one SUBMIT and one CONTROL message in the inbox, so the inbox never overflows; the
+ * outbox has room for the largest step before the step begins, so a step never waits.
+ */
+#include "base/hash.h"
+#include "engine/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- engine side --- */
+
+static void read_submit(struct kg_engine *e, const struct kg_msg *m)
+{
+    kg_req_arrive(e, m->index, m->job);
+    if (atomic_load_explicit(&e->lost, memory_order_relaxed)) {
+        kg_req_end(e, &e->reqs[m->index], KG_FINISH_ERROR, KG_EDEVICE, e->error.text);
+    } else {
+        (void)kg_req_steer(e, m->index); /* a control message may have been read before it */
+    }
+}
+
+int kg_port_drain(struct kg_engine *e, int in_flight)
+{
+    const struct kg_msg *m;
+    size_t bytes;
+    int n = 0;
+
+    while ((m = kg_ring_peek(e->inbox, &bytes)) != NULL) {
+        if (m->type == KG_MSG_SUBMIT) {
+            read_submit(e, m);
+            n++;
+        } else if (in_flight) {
+            break;
+        } else {
+            atomic_store(&e->control[m->index].pending, 0);
+            n += kg_req_steer(e, m->index);
+        }
+        kg_ring_consume(e->inbox);
+    }
+    kg_req_settle(e);
+    return n;
+}
+
+int kg_port_room(struct kg_engine *e)
+{
+    size_t need = e->out_cap * sizeof(struct kg_out);
+
+    if (kg_ring_room(e->outbox) >= need) {
+        return 1;
+    }
+    /* Ask to be woken, then look again: the reader frees room, then looks at the flag. */
+    atomic_store(&e->blocked, 1);
+    if (kg_ring_room(e->outbox) < need) {
+        return 0;
+    }
+    atomic_store(&e->blocked, 0);
+    return 1;
+}
+
+void kg_port_out(struct kg_engine *e, uint32_t index, uint32_t type, uint32_t first, uint32_t n)
+{
+    if (e->n_out < e->out_cap) { /* always: out_cap is the most a step can say */
+        e->out[e->n_out++] = (struct kg_out){index, type, first, n};
+    }
+}
+
+void kg_port_flush(struct kg_engine *e)
+{
+    if (e->n_out > 0) {
+        (void)kg_ring_put(e->outbox, e->out, e->n_out * sizeof(*e->out));
+        e->n_out = 0;
+    }
+}
+
+/* --- caller side: requests --- */
+
+static uint32_t map_at(const struct kg_port *p, uint64_t id)
+{
+    return (uint32_t)kg_hash_mix(id) & p->map_mask;
+}
+
+/* Place of an id in the map, or the empty place where it would go. */
+static uint32_t map_find(const struct kg_port *p, uint64_t id)
+{
+    uint32_t at = map_at(p, id);
+
+    while (p->map[at] != KG_NONE && p->jobs[p->map[at]]->id != id) {
+        at = (at + 1) & p->map_mask;
+    }
+    return at;
+}
+
+/* Removes an id and closes the gap, so that a search may stop at the first empty place. */
+static void map_remove(struct kg_port *p, uint64_t id)
+{
+    uint32_t hole = map_find(p, id);
+
+    for (uint32_t at = hole;;) {
+        at = (at + 1) & p->map_mask;
+        if (p->map[at] == KG_NONE) {
+            break;
+        }
+        uint32_t home = map_at(p, p->jobs[p->map[at]]->id);
+        if (((at - home) & p->map_mask) >= ((at - hole) & p->map_mask)) {
+            p->map[hole] = p->map[at];
+            hole = at;
+        }
+    }
+    p->map[hole] = KG_NONE;
+}
+
+static int check_sampling(const struct kg_sampling *s, struct kg_error *err)
+{
+    if (!(s->temperature >= 0.0f && s->temperature <= 100.0f)) {
+        return kg_fail(err, KG_EINVAL, "temperature must be between 0 and 100");
+    }
+    if (!(s->top_p >= 0.0f && s->top_p <= 1.0f) || !(s->min_p >= 0.0f && s->min_p <= 1.0f)) {
+        return kg_fail(err, KG_EINVAL, "top_p and min_p must be between 0 and 1");
+    }
+    if (!(s->repetition_penalty >= 0.0f && s->repetition_penalty <= 1e6f)) {
+        return kg_fail(err, KG_EINVAL, "repetition_penalty must be above 0");
+    }
+    if (!(s->frequency_penalty >= -2.0f && s->frequency_penalty <= 2.0f) ||
+        !(s->presence_penalty >= -2.0f && s->presence_penalty <= 2.0f)) {
+        return kg_fail(err, KG_EINVAL, "penalties must be between -2 and 2");
+    }
+    if (s->n_logprobs > KG_MAX_LOGPROBS || s->n_stop_ids > KG_MAX_STOP_IDS) {
+        return kg_fail(err, KG_EINVAL, "at most %d logprobs and %d stop ids, not %u and %u",
+                       KG_MAX_LOGPROBS, KG_MAX_STOP_IDS, s->n_logprobs, s->n_stop_ids);
+    }
+    return KG_OK;
+}
+
+static int check_request(const struct kg_engine *e, const struct kg_request *q,
+                         struct kg_error *err)
+{
+    if (q->id == 0 || q->tokens == NULL || q->n_prompt == 0 || q->max_tokens == 0) {
+        return kg_fail(err, KG_EINVAL, "id, prompt and max_tokens must not be empty");
+    }
+    if (e->port.map[map_find(&e->port, q->id)] != KG_NONE) {
+        return kg_fail(err, KG_EINVAL, "a request with id %llu lives already",
+                       (unsigned long long)q->id);
+    }
+    for (uint32_t i = 0; i < q->n_prompt; i++) {
+        if (q->tokens[i] >= e->desc.vocab) {
+            return kg_fail(err, KG_EINVAL, "prompt token %u is %u, the vocabulary ends at %u", i,
+                           q->tokens[i], e->desc.vocab);
+        }
+    }
+    for (uint32_t i = 0; i < q->n_boundaries; i++) {
+        if (q->boundaries[i] > q->n_prompt || (i > 0 && q->boundaries[i] <= q->boundaries[i - 1])) {
+            return kg_fail(err, KG_EINVAL, "boundary %u (%u) is out of order or behind the prompt",
+                           i, q->boundaries[i]);
+        }
+    }
+    return check_sampling(&q->sampling, err);
+}
+
+/* What can never fit is refused with the numbers; *max_tokens is cut to the context limit. */
+static int check_size(const struct kg_engine *e, const struct kg_request *q, uint32_t *max_tokens,
+                      struct kg_error *err)
+{
+    if (q->n_prompt >= e->max_context) {
+        return kg_fail(err, KG_ENEVER,
+                       "the prompt has %u tokens; with one token of output the context limit of "
+                       "%u tokens is passed",
+                       q->n_prompt, e->max_context);
+    }
+    uint32_t room = e->max_context - q->n_prompt;
+    uint32_t most = q->max_tokens < room ? q->max_tokens : room;
+    uint64_t pages = kg_adm_max_pages(e, q->n_prompt, most);
+    if (pages > e->max_pages) {
+        return kg_fail(err, KG_ENEVER,
+                       "%u prompt tokens and %u of output need %llu pages of %u tokens and a "
+                       "state; the memory pool holds %u pages beside a state",
+                       q->n_prompt, most, (unsigned long long)pages, e->layout.page_tokens,
+                       e->max_pages);
+    }
+    *max_tokens = most;
+    return KG_OK;
+}
+
+/* Bytes of `n` elements, rounded up so that the next array is aligned; 0 on overflow. */
+static size_t span(uint64_t n, size_t each)
+{
+    size_t bytes;
+
+    if (__builtin_mul_overflow(n, each, &bytes) || bytes > SIZE_MAX / 8) {
+        return 0;
+    }
+    return (bytes + 15) & ~(size_t)15;
+}
+
+/* One block with all arrays of a request; NULL when there is no memory. */
+static struct kg_job *job_create(const struct kg_engine *e, const struct kg_request *q,
+                                 uint32_t max_tokens)
+{
+    const struct kg_sampling *s = &q->sampling;
+    uint32_t n_lp = s->n_logprobs > 0 || s->want_logprob ? 1 + s->n_logprobs : 0;
+    uint32_t n_echo = q->flags & KG_REQ_ECHO ? 1 + s->n_logprobs : 0;
+    uint64_t n_tokens = (uint64_t)q->n_prompt + max_tokens;
+    size_t head = span(1, sizeof(struct kg_job));
+    size_t tokens = span(n_tokens, sizeof(uint32_t));
+    size_t pages = span(kg_adm_max_pages(e, q->n_prompt, max_tokens), sizeof(uint32_t));
+    size_t bounds = span((uint64_t)q->n_boundaries + 1, sizeof(uint32_t));
+    size_t lp = span((uint64_t)max_tokens * n_lp + 1, sizeof(struct kg_logprob));
+    size_t echo = span((uint64_t)q->n_prompt * n_echo + 1, sizeof(struct kg_logprob));
+    size_t bytes = head + tokens + pages + bounds + lp + echo;
+
+    if (tokens == 0 || pages == 0 || bounds == 0 || lp == 0 || echo == 0) {
+        return NULL;
+    }
+    struct kg_job *j = malloc(bytes);
+    if (j == NULL) {
+        return NULL;
+    }
+    uint8_t *at = (uint8_t *)j + head;
+    *j = (struct kg_job){.bytes = bytes,
+                         .id = q->id,
+                         .tenant = q->tenant,
+                         .salt = q->salt,
+                         .n_prompt = q->n_prompt,
+                         .max_tokens = max_tokens,
+                         .flags = q->flags,
+                         .priority = q->priority,
+                         .n_lp = n_lp,
+                         .n_echo_lp = n_echo,
+                         .n_boundaries = q->n_boundaries,
+                         .sampling = q->sampling};
+    j->tokens = (uint32_t *)(void *)at;
+    j->pages = (uint32_t *)(void *)(at += tokens);
+    j->boundaries = (uint32_t *)(void *)(at += pages);
+    j->logprobs = (struct kg_logprob *)(void *)(at += bounds);
+    j->echo = (struct kg_logprob *)(void *)(at + lp);
+    memcpy(j->tokens, q->tokens, q->n_prompt * sizeof(*q->tokens));
+    if (q->n_boundaries > 0) {
+        memcpy(j->boundaries, q->boundaries, q->n_boundaries * sizeof(*q->boundaries));
+    }
+    return j;
+}
+
+int kg_engine_submit(struct kg_engine *engine, const struct kg_request *req, struct kg_error *err)
+{
+    struct kg_port *p = &engine->port;
+    uint32_t max_tokens = 0;
+
+    if (atomic_load(&engine->lost)) {
+        return kg_fail(err, KG_EDEVICE, "the backend is lost");
+    }
+    int rc = check_request(engine, req, err);
+    if (rc == KG_OK) {
+        rc = check_size(engine, req, &max_tokens, err);
+    }
+    if (rc != KG_OK) {
+        return rc;
+    }
+    if (p->n_free == 0) {
+        return kg_fail(err, KG_EAGAIN, "%u requests are waiting or running, no more are taken",
+                       engine->conf.max_requests);
+    }
+    struct kg_job *job = job_create(engine, req, max_tokens);
+    if (job == NULL) {
+        return kg_fail(err, KG_ENOMEM, "no memory for a request of %u + %u tokens", req->n_prompt,
+                       max_tokens);
+    }
+    uint32_t index = p->free_index[p->n_free - 1];
+    struct kg_control *c = &engine->control[index];
+    atomic_store_explicit(&c->cancel, 0, memory_order_relaxed);
+    atomic_store_explicit(&c->pause, 0, memory_order_relaxed);
+    atomic_store_explicit(&c->finish_at, 0, memory_order_relaxed);
+    struct kg_msg m = {.type = KG_MSG_SUBMIT, .index = index, .job = job};
+    if (kg_ring_put(engine->inbox, &m, sizeof(m)) != KG_OK) {
+        free(job);
+        return kg_fail(err, KG_EAGAIN, "the engine's inbox is full");
+    }
+    p->n_free--;
+    p->jobs[index] = job;
+    p->map[map_find(p, req->id)] = index;
+    return KG_OK;
+}
+
+/* Index of a request that lives and whose DONE was not read yet, or KG_NONE. */
+static uint32_t index_of(const struct kg_engine *e, uint64_t id)
+{
+    return e->port.map[map_find(&e->port, id)];
+}
+
+/* After a level was set. */
+static void notify(struct kg_engine *e, uint32_t index)
+{
+    struct kg_msg m = {.type = KG_MSG_CONTROL, .index = index};
+
+    if (atomic_exchange(&e->control[index].pending, 1) == 0) {
+        (void)kg_ring_put(e->inbox, &m, sizeof(m)); /* sized for all requests: never full */
+    }
+}
+
+void kg_engine_cancel(struct kg_engine *engine, uint64_t id)
+{
+    uint32_t index = index_of(engine, id);
+
+    if (index != KG_NONE) {
+        atomic_store(&engine->control[index].cancel, 1);
+        notify(engine, index);
+    }
+}
+
+void kg_engine_finish(struct kg_engine *engine, uint64_t id, uint32_t n_output)
+{
+    uint32_t index = index_of(engine, id);
+
+    if (index != KG_NONE) {
+        atomic_store(&engine->control[index].finish_at, n_output == KG_NONE ? 0 : n_output + 1);
+        notify(engine, index);
+    }
+}
+
+void kg_engine_pause(struct kg_engine *engine, uint64_t id, bool paused)
+{
+    uint32_t index = index_of(engine, id);
+
+    if (index != KG_NONE) {
+        atomic_store(&engine->control[index].pause, paused ? 1 : 0);
+        notify(engine, index);
+    }
+}
+
+/* --- caller side: events --- */
+
+/* The request whose DONE was handed out last is forgotten now. */
+static void forget_ended(struct kg_port *p)
+{
+    if (p->ended != KG_NONE) {
+        map_remove(p, p->jobs[p->ended]->id);
+        free(p->jobs[p->ended]);
+        p->jobs[p->ended] = NULL;
+        p->free_index[p->n_free++] = p->ended;
+        p->ended = KG_NONE;
+    }
+}
+
+static void fill_event(const struct kg_job *job, const struct kg_out *o, struct kg_event *event)
+{
+    if (o->type == KG_EVENT_DONE) {
+        *event = job->done;
+        return;
+    }
+    *event = (struct kg_event){.id = job->id, .type = o->type, .n = o->n};
+    if (o->type == KG_EVENT_TOKENS) {
+        event->tokens = job->tokens + job->n_prompt + o->first;
+        event->n_logprobs = job->n_lp;
+        event->logprobs = job->n_lp > 0 ? job->logprobs + (size_t)o->first * job->n_lp : NULL;
+    } else {
+        event->tokens = job->tokens + 1 + o->first;
+        event->n_logprobs = job->n_echo_lp;
+        event->logprobs = job->echo + (size_t)o->first * job->n_echo_lp;
+    }
+}
+
+int kg_engine_next(struct kg_engine *engine, struct kg_event *event)
+{
+    struct kg_port *p = &engine->port;
+    size_t bytes;
+
+    forget_ended(p);
+    if (p->record != NULL && p->at == p->n_record) {
+        kg_ring_consume(engine->outbox);
+        p->record = NULL;
+        if (atomic_load(&engine->blocked)) {
+            atomic_store(&engine->blocked, 0);
+            kg_ring_wake(engine->inbox);
+        }
+    }
+    if (p->record == NULL) {
+        p->record = kg_ring_peek(engine->outbox, &bytes);
+        if (p->record == NULL) {
+            return KG_EAGAIN;
+        }
+        p->n_record = (uint32_t)(bytes / sizeof(struct kg_out));
+        p->at = 0;
+    }
+    const struct kg_out *o = &p->record[p->at++];
+    fill_event(p->jobs[o->index], o, event);
+    if (o->type == KG_EVENT_DONE) {
+        p->ended = o->index;
+    }
+    return KG_OK;
+}
+
+int kg_engine_fd(const struct kg_engine *engine)
+{
+    return kg_ring_fd(engine->outbox);
+}
+
+/* --- both: life --- */
+
+int kg_port_create(struct kg_engine *e)
+{
+    struct kg_port *p = &e->port;
+    uint32_t n = e->conf.max_requests, places = 4;
+
+    while (places < 2 * n) {
+        places *= 2;
+    }
+    p->ended = KG_NONE;
+    p->map_mask = places - 1;
+    p->jobs = calloc(n, sizeof(*p->jobs));
+    p->free_index = calloc(n, sizeof(*p->free_index));
+    p->map = malloc(places * sizeof(*p->map));
+    e->control = calloc(n, sizeof(*e->control));
+    /* All requests end in one step at worst; besides, each running one says two things. */
+    e->out_cap = n + 2 * e->conf.max_seqs;
+    e->out = calloc(e->out_cap, sizeof(*e->out));
+    if (p->jobs == NULL || p->free_index == NULL || p->map == NULL || e->control == NULL ||
+        e->out == NULL) {
+        return KG_ENOMEM;
+    }
+    memset(p->map, 0xff, places * sizeof(*p->map));
+    for (uint32_t i = 0; i < n; i++) {
+        p->free_index[p->n_free++] = n - 1 - i;
+    }
+    int rc = kg_ring_create(2 * (size_t)(n + 8) * (sizeof(struct kg_msg) + 8), &e->inbox);
+    if (rc == KG_OK) {
+        rc = kg_ring_create(4 * (size_t)e->out_cap * sizeof(struct kg_out) + 64, &e->outbox);
+    }
+    return rc;
+}
+
+void kg_port_destroy(struct kg_engine *e)
+{
+    struct kg_port *p = &e->port;
+
+    for (uint32_t i = 0; p->jobs != NULL && i < e->conf.max_requests; i++) {
+        free(p->jobs[i]);
+    }
+    free(p->jobs);
+    free(p->free_index);
+    free(p->map);
+    free(e->control);
+    free(e->out);
+    kg_ring_destroy(e->inbox);
+    kg_ring_destroy(e->outbox);
+}
