@@ -301,75 +301,73 @@ static void no_text_from_outside_becomes_a_control_token(void **state)
     free(text);
 }
 
+#define USER "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]"
+static const struct {
+    const char *json, *want;
+    bool linear;
+} refused[] = {
+    {"[]", "request: not", false},
+    {"{}", "messages: a list", false},
+    {"{\"messages\":[]}", "messages: a list", false},
+    {"{\"messages\":[1]}", "messages[0]: not an object", false},
+    {"{\"messages\":[{}]}", "messages[0].role: a string", false},
+    {"{\"messages\":[{\"role\":\"boss\"}]}", "messages[0].role: unknown role \"boss\"", false},
+    {"{\"messages\":[{\"role\":\"user\"}]}", "messages[0].content: required", false},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":3}]}", "messages[0].content: not a string",
+     false},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"video\"}]}]}",
+     "messages[0].content[0].type: unknown part \"video\"", false},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}",
+     "messages[0].content[0].text: a string", false},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":[\"x\"]}]}",
+     "messages[0].content[0].type: a string", false},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"name\":3}]}",
+     "messages[0].name: not a string", false},
+    {"{\"messages\":[{\"role\":\"assistant\",\"reasoning_content\":[]}]}",
+     "messages[0].reasoning_content: not a string", false},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":3}]}",
+     "messages[0].tool_calls: not a list", false},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{}]}]}",
+     "messages[0].tool_calls[0].function: an object", false},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":4}]}]}",
+     "messages[0].tool_calls[0].id: not a string", false},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"type\":\"x\"}]}]}",
+     "messages[0].tool_calls[0].type", false},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{}}]}]}",
+     "messages[0].tool_calls[0].function.name", false},
+    {CALL("[1]"), "messages[0].tool_calls[0].function.arguments: not", false},
+    {"{\"messages\":[{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":\"q\"}]}",
+     "messages[0].tool_call_id: no such call", false},
+    {"{\"messages\":[{\"role\":\"system\",\"content\":\"x\",\"tools\":[{\"type\":\"function\","
+     "\"function\":{\"name\":\"n\"}}]}]}",
+     "messages[0].content: a system message with tools", false},
+    {"{\"messages\":[{\"role\":\"system\",\"tools\":[3]}]}", "messages[0].tools[0].type", false},
+    {"{" USER ",\"tools\":3}", "tools: not a list", false},
+    {"{" USER ",\"tools\":[{\"type\":\"function\"}]}", "tools[0].function.name", false},
+    {"{" USER ",\"tool_choice\":\"maybe\"}", "tool_choice: wanted", false},
+    {"{" USER ",\"tool_choice\":{}}", "tool_choice: wanted", false},
+    {"{" USER ",\"response_format\":{\"type\":\"xml\"}}", "response_format.type: wanted", false},
+    {"{" USER ",\"response_format\":3}", "response_format.type: wanted", false},
+    {"{" USER ",\"response_format\":{\"type\":\"json_schema\"}}", "response_format.json_schema",
+     false},
+    {"{" USER ",\"reasoning_effort\":\"huge\"}", "reasoning_effort: wanted", false},
+    {"{" USER ",\"reasoning_effort\":3}", "reasoning_effort: wanted", false},
+    {"{" USER ",\"add_generation_prompt\":1}", "add_generation_prompt: not true", false},
+    {"{" USER ",\"chat_template_kwargs\":[]}", "chat_template_kwargs: not", false},
+    {"{" USER ",\"chat_template_kwargs\":{\"thinking\":1}}", "chat_template_kwargs.thinking",
+     false},
+    {"{" USER ",\"tool_choice\":\"required\"}", "tool_choice: this model", true},
+    {"{" USER ",\"response_format\":{\"type\":\"json_object\"}}", "response_format: this", true},
+};
+
 static void errors_name_the_field(void **state)
 {
     struct fixture *f = *state;
-#define USER "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]"
-    static const struct {
-        const char *json, *want;
-        bool linear;
-    } cases[] = {
-        {"[]", "request: not", false},
-        {"{}", "messages: a list", false},
-        {"{\"messages\":[]}", "messages: a list", false},
-        {"{\"messages\":[1]}", "messages[0]: not an object", false},
-        {"{\"messages\":[{}]}", "messages[0].role: a string", false},
-        {"{\"messages\":[{\"role\":\"boss\"}]}", "messages[0].role: unknown role \"boss\"", false},
-        {"{\"messages\":[{\"role\":\"user\"}]}", "messages[0].content: required", false},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":3}]}", "messages[0].content: not a string",
-         false},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"video\"}]}]}",
-         "messages[0].content[0].type: unknown part \"video\"", false},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}",
-         "messages[0].content[0].text: a string", false},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":[\"x\"]}]}",
-         "messages[0].content[0].type: a string", false},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"name\":3}]}",
-         "messages[0].name: not a string", false},
-        {"{\"messages\":[{\"role\":\"assistant\",\"reasoning_content\":[]}]}",
-         "messages[0].reasoning_content: not a string", false},
-        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":3}]}",
-         "messages[0].tool_calls: not a list", false},
-        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{}]}]}",
-         "messages[0].tool_calls[0].function: an object", false},
-        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":4}]}]}",
-         "messages[0].tool_calls[0].id: not a string", false},
-        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"type\":\"x\"}]}]}",
-         "messages[0].tool_calls[0].type", false},
-        {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{}}]}]}",
-         "messages[0].tool_calls[0].function.name", false},
-        {CALL("[1]"), "messages[0].tool_calls[0].function.arguments: not", false},
-        {"{\"messages\":[{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":\"q\"}]}",
-         "messages[0].tool_call_id: no such call", false},
-        {"{\"messages\":[{\"role\":\"system\",\"content\":\"x\",\"tools\":[{\"type\":\"function\","
-         "\"function\":{\"name\":\"n\"}}]}]}",
-         "messages[0].content: a system message with tools", false},
-        {"{\"messages\":[{\"role\":\"system\",\"tools\":[3]}]}", "messages[0].tools[0].type",
-         false},
-        {"{" USER ",\"tools\":3}", "tools: not a list", false},
-        {"{" USER ",\"tools\":[{\"type\":\"function\"}]}", "tools[0].function.name", false},
-        {"{" USER ",\"tool_choice\":\"maybe\"}", "tool_choice: wanted", false},
-        {"{" USER ",\"tool_choice\":{}}", "tool_choice: wanted", false},
-        {"{" USER ",\"response_format\":{\"type\":\"xml\"}}", "response_format.type: wanted",
-         false},
-        {"{" USER ",\"response_format\":3}", "response_format.type: wanted", false},
-        {"{" USER ",\"response_format\":{\"type\":\"json_schema\"}}", "response_format.json_schema",
-         false},
-        {"{" USER ",\"reasoning_effort\":\"huge\"}", "reasoning_effort: wanted", false},
-        {"{" USER ",\"reasoning_effort\":3}", "reasoning_effort: wanted", false},
-        {"{" USER ",\"add_generation_prompt\":1}", "add_generation_prompt: not true", false},
-        {"{" USER ",\"chat_template_kwargs\":[]}", "chat_template_kwargs: not", false},
-        {"{" USER ",\"chat_template_kwargs\":{\"thinking\":1}}", "chat_template_kwargs.thinking",
-         false},
-        {"{" USER ",\"tool_choice\":\"required\"}", "tool_choice: this model", true},
-        {"{" USER ",\"response_format\":{\"type\":\"json_object\"}}", "response_format: this",
-         true},
-    };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
         struct kg_error err = {0};
-        char *text = render(f, cases[i].linear, cases[i].json, true, NULL, &err);
-        if (text != NULL || strncmp(err.text, cases[i].want, strlen(cases[i].want)) != 0) {
-            fail_msg("case %zu: \"%s\", wanted \"%s\"", i, err.text, cases[i].want);
+        char *text = render(f, refused[i].linear, refused[i].json, true, NULL, &err);
+        if (text != NULL || strncmp(err.text, refused[i].want, strlen(refused[i].want)) != 0) {
+            fail_msg("case %zu: \"%s\", wanted \"%s\"", i, err.text, refused[i].want);
         }
     }
 }
@@ -394,58 +392,59 @@ static void null_and_absent_mean_the_defaults(void **state)
     expect_part(f, false, "{" USER ",\"add_generation_prompt\":false}", true, "x<|close|>message");
 }
 
+static const char *const texts[] = {
+    "{}",
+    "[]",
+    "1",
+    "-0",
+    "0.5",
+    "1e5",
+    "1E+5",
+    "01",
+    "1.",
+    ".5",
+    "-",
+    "+1",
+    "1e",
+    "\"\"",
+    "\"\\u12g4\"",
+    "\"\\u1234\"",
+    "\"\\x\"",
+    "\"a",
+    "\"\t\"",
+    "true",
+    "tru",
+    "nul",
+    "null",
+    "[1,]",
+    "[,1]",
+    "[1 2]",
+    "{\"a\":1,}",
+    "{\"a\":}",
+    "{\"a\"}",
+    "{1:2}",
+    "{\"a\":1}",
+    "[[[]]]",
+    "[[}",
+    "{]",
+    "",
+    " ",
+    "{\"a\":{\"b\":[1,{\"c\":null}]}}",
+    "[true,false,null]",
+    "\"\xff\"",
+    "\"\xed\xa0\x80\"",
+    "[1]]",
+    "\"\\\\\"",
+    "\"\\\"",
+    "{\"a\":1 \"b\":2}",
+    "[ ]",
+    "{ }",
+    " [ 1 , 2 ] ",
+};
+
 static void raw_reader_accepts_what_the_parser_accepts(void **state)
 {
     (void)state;
-    static const char *const texts[] = {
-        "{}",
-        "[]",
-        "1",
-        "-0",
-        "0.5",
-        "1e5",
-        "1E+5",
-        "01",
-        "1.",
-        ".5",
-        "-",
-        "+1",
-        "1e",
-        "\"\"",
-        "\"\\u12g4\"",
-        "\"\\u1234\"",
-        "\"\\x\"",
-        "\"a",
-        "\"\t\"",
-        "true",
-        "tru",
-        "nul",
-        "null",
-        "[1,]",
-        "[,1]",
-        "[1 2]",
-        "{\"a\":1,}",
-        "{\"a\":}",
-        "{\"a\"}",
-        "{1:2}",
-        "{\"a\":1}",
-        "[[[]]]",
-        "[[}",
-        "{]",
-        "",
-        " ",
-        "{\"a\":{\"b\":[1,{\"c\":null}]}}",
-        "[true,false,null]",
-        "\"\xff\"",
-        "\"\xed\xa0\x80\"",
-        "[1]]",
-        "\"\\\\\"",
-        "\"\\\"",
-        "{\"a\":1 \"b\":2}",
-        "[ ]",
-        "{ }",
-        " [ 1 , 2 ] ",
-    };
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         size_t n = strlen(texts[i]);
         struct kg_span v;
