@@ -1,0 +1,62 @@
+/*
+ * The arena of exec-cpu: bytes laid out by the pool, the backend's copy of the pool's tables, and
+ * the unit traffic on them. Everything here runs in the caller's thread, in call order: that is
+ * the stream.
+ *
+ * Bytes of a page: one block per MLA layer in layer order, each page_tokens rows of one token's
+ * latent and shared key. Bytes of a state: parts in KDA layer order, `parts_per_slot` to an entry.
+ */
+#ifndef KEDGE_EXEC_CPU_ARENA_H
+#define KEDGE_EXEC_CPU_ARENA_H
+
+#include <kedge/host.h>
+#include <kedge/pool.h>
+
+/* Unit sizes the layout must fit; from the model. */
+struct cpu_sizes {
+    uint64_t token_bytes;      /* of one token in a page, > 0 */
+    uint64_t state_part_bytes; /* of one part, > 0, a multiple of align */
+    uint32_t n_state_parts;    /* > 0 */
+    uint32_t align;            /* bytes, power of two */
+};
+
+struct cpu_arena {
+    const struct kg_host *host;
+    struct cpu_sizes sizes;
+    struct kg_pool_layout layout;
+    uint8_t *bytes;               /* layout.arena_bytes, aligned to a huge page */
+    uint32_t *table[KG_N_KINDS];  /* [max_units * entries] virtual entry -> slot or KG_NONE */
+    uint32_t entries[KG_N_KINDS]; /* table entries per unit: 1, slots_per_state */
+};
+
+/*
+ * Checks the layout against the sizes and takes the memory. KG_ECONFIG names the field that does
+ * not fit; KG_ENOMEM the bytes wanted. *a is zeroed memory before, closable after in any case.
+ */
+KG_CHECKED int cpu_arena_open(struct cpu_arena *a, const struct kg_host *host,
+                              const struct cpu_sizes *sizes, const struct kg_pool_layout *layout,
+                              struct kg_error *err);
+/* Frees; a zeroed or half-opened arena is allowed. */
+void cpu_arena_close(struct cpu_arena *a);
+
+/* Copies moves in order, then sets entries. KG_EINVAL for a number outside the layout: nothing
+ * was changed then. */
+KG_CHECKED int cpu_arena_apply(struct cpu_arena *a, const struct kg_move *moves, uint32_t n_moves,
+                               const struct kg_table_change *changes, uint32_t n_changes);
+
+/* 1 when the id exists and all its entries are mapped. */
+int cpu_unit_is_mapped(const struct cpu_arena *a, uint32_t kind, uint32_t id);
+/* Address of table entry `entry` of a mapped unit. */
+uint8_t *cpu_unit_at(const struct cpu_arena *a, uint32_t kind, uint32_t id, uint32_t entry);
+/* Natural bytes of a unit: page_tokens * token_bytes, or parts * part bytes. */
+uint64_t cpu_unit_bytes(const struct cpu_arena *a, uint32_t kind);
+
+/* Unit traffic; KG_EINVAL for an unmapped unit or a wrong n. */
+KG_CHECKED int cpu_unit_copy(struct cpu_arena *a, uint32_t kind, uint32_t dst, uint32_t src);
+KG_CHECKED int cpu_unit_fill(struct cpu_arena *a, uint32_t kind, uint32_t id, uint8_t byte);
+KG_CHECKED int cpu_unit_read(const struct cpu_arena *a, uint32_t kind, uint32_t id, void *dst,
+                             uint64_t n);
+KG_CHECKED int cpu_unit_write(struct cpu_arena *a, uint32_t kind, uint32_t id, const void *src,
+                              uint64_t n);
+
+#endif

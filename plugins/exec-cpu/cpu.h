@@ -1,0 +1,103 @@
+/*
+ * One instance of the backend "cpu": the model, its arena, the sequences and one step at a time.
+ * submit computes, wait hands out; so a step is over before submit returns.
+ */
+#ifndef KEDGE_EXEC_CPU_CPU_H
+#define KEDGE_EXEC_CPU_CPU_H
+
+#include "arena.h"
+#include "model/model.h"
+#include "model/sample.h"
+#include "slots.h"
+
+#include <kedge/exec.h>
+
+#define CPU_MAX_ORDERS 8 /* checkpoint orders per sequence and step */
+
+/* Options, filled by the core. */
+struct cpu_conf {
+    uint32_t math;    /* enum kg_math */
+    uint32_t threads; /* 0: as many as the process may use */
+    uint32_t isa;     /* enum cpu_isa */
+};
+
+enum cpu_isa {
+    CPU_ISA_AUTO = 0,
+    CPU_ISA_REF = 1,
+    CPU_ISA_AVX2 = 2,
+    CPU_ISA_AVX512 = 3,
+};
+
+/* One row of logits that wants an answer. */
+struct cpu_draw {
+    struct kg_sample_row row;
+    uint32_t seq;                /* index in the batch */
+    uint32_t is_pick;            /* 1: sample, 0: log probability of `token` only */
+    uint32_t token;              /* echo: the known next token; KG_NONE when there is none */
+    struct kg_logprob *logprobs; /* [1 + n_logprobs] or NULL */
+    struct kg_sample_pick pick;  /* out; of an echo only the NaN flag */
+};
+
+/* Memory of a step, taken at bind; [n] as named. */
+struct cpu_step {
+    uint32_t *tokens;               /* [max_rows] packed */
+    uint32_t *out_rows;             /* [max_rows] */
+    struct kg_forward_seq *seqs;    /* [max_seqs] */
+    uint32_t *first_logits;         /* [max_seqs] first row of logits of a sequence */
+    uint32_t *last_hidden;          /* [max_seqs] row of kg_model_hidden of its last row */
+    struct cpu_draw *draws;         /* [max_rows] */
+    uint32_t *emitted;              /* [max_seqs] token */
+    struct kg_logprob *logprobs;    /* [max_seqs][1 + KG_MAX_LOGPROBS] */
+    struct kg_logprob *echo;        /* [max_rows][1 + KG_MAX_LOGPROBS] */
+    struct kg_seq_result *results;  /* [max_seqs] */
+    struct kg_token_counts *counts; /* [max_seqs] for penalties */
+    uint32_t *n_counted;            /* [max_seqs] tokens of the history counted so far */
+    uint8_t *sample_scratch;        /* [threads] areas of sample_bytes */
+    uint64_t sample_bytes;
+    uint32_t n_draws;
+    uint32_t n_results;
+    uint64_t number;  /* of the step that was submitted last */
+    uint64_t took_ns; /* its time */
+    uint8_t *counts_mem;
+    uint64_t counts_bytes;
+    uint32_t waiting; /* 1: submitted, not yet waited for */
+};
+
+struct kg_exec {
+    const struct kg_host *host;
+    struct kg_ckpt *ckpt;
+    struct kg_team *team;
+    const struct kg_kernels *kernels;
+    struct kg_model *model;
+    struct kg_model_sizes sizes;
+    struct cpu_limits limits;
+    uint32_t threads;
+    char kernels_text[64]; /* describe.kernels */
+    uint32_t bound;
+    struct cpu_arena arena;
+    struct cpu_slots slots;
+    struct kg_model_units units;
+    struct cpu_step step;
+    uint8_t *step_mem;
+    uint64_t step_bytes;
+    struct kg_view *views; /* [n_views] */
+    uint32_t n_views;
+};
+
+/* Takes the memory of steps. After the slots are open. */
+KG_CHECKED int cpu_step_open(struct kg_exec *e, struct kg_error *err);
+void cpu_step_close(struct kg_exec *e);
+int cpu_submit(struct kg_exec *e, const struct kg_batch *batch, struct kg_error *err);
+/* Answers the first n draws of the step, on the team. */
+void cpu_draw_all(struct kg_exec *e, uint32_t n);
+int cpu_wait(struct kg_exec *e, struct kg_result *result, struct kg_error *err);
+
+/* kg_exec_ops.profile, on memory of its own. */
+int cpu_profile(struct kg_exec *e, uint32_t n_seqs, uint32_t rows, uint32_t context,
+                uint64_t *step_ns);
+/* Nanoseconds of the monotonic clock. */
+uint64_t cpu_now_ns(void);
+/* Fills e->views for the bound layout. */
+KG_CHECKED int cpu_views_open(struct kg_exec *e, struct kg_error *err);
+
+#endif

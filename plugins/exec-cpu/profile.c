@@ -1,0 +1,150 @@
+#include "cpu.h"
+
+#include <string.h>
+
+/*
+ * A step on memory of its own: one state per sequence, a tail of pages that is the sequence's own,
+ * and prefix pages dealt in turn from a stock that is larger than the caches of the machine.
+ */
+#define STOCK_BYTES (256ull << 20)
+#define LEAST_NS 30000000u /* of measuring; at least one run, at most five */
+
+struct bench {
+    struct kg_model_units units;
+    struct kg_forward pass;
+    uint32_t n_prefix, n_tail, n_stock; /* pages: per sequence twice, in all */
+    uint64_t arena_bytes, list_bytes;
+    uint8_t *lists;
+    uint32_t *page_table, *state_table, *pages, *tokens, *out_rows;
+    struct kg_forward_seq *seqs;
+};
+
+static void plan_units(struct bench *b, const struct kg_exec *e, uint32_t n_seqs, uint32_t rows,
+                       uint32_t context)
+{
+    uint32_t tokens = e->arena.layout.page_tokens, most = (rows + n_seqs - 1) / n_seqs;
+    uint64_t page = e->arena.layout.stride[KG_PAGE], stock = STOCK_BYTES / page + 1;
+    struct kg_pool_layout *l = &b->units.layout;
+
+    b->n_prefix = context / tokens;
+    b->n_tail = (context % tokens + most + tokens - 1) / tokens;
+    if (stock > (uint64_t)n_seqs * b->n_prefix)
+        stock = (uint64_t)n_seqs * b->n_prefix;
+    b->n_stock = (uint32_t)stock;
+    *l = e->arena.layout;
+    l->slots_per_state = 1;
+    l->parts_per_slot = e->arena.sizes.n_state_parts;
+    l->stride[KG_STATE] = e->arena.sizes.state_part_bytes * l->parts_per_slot;
+    l->base[KG_STATE] = 0;
+    l->base[KG_PAGE] = l->stride[KG_STATE] * n_seqs;
+    b->arena_bytes = l->base[KG_PAGE] + page * (b->n_stock + (uint64_t)n_seqs * b->n_tail);
+}
+
+/* The lists lie one after the other in one block; the sequences first for their alignment. */
+static int take_lists(struct bench *b, const struct kg_exec *e, uint32_t n_seqs, uint32_t rows)
+{
+    uint64_t n_pages = b->n_stock + (uint64_t)n_seqs * b->n_tail;
+    uint64_t listed = (uint64_t)n_seqs * (b->n_prefix + b->n_tail);
+    uint64_t words = n_pages + n_seqs + listed + 2ull * rows;
+
+    b->list_bytes = n_seqs * sizeof(*b->seqs) + words * sizeof(uint32_t);
+    b->lists = e->host->alloc(e->host->ctx, b->list_bytes, 64);
+    b->units.arena = e->host->alloc(e->host->ctx, b->arena_bytes, KG_MODEL_ALIGN);
+    if (b->lists == NULL || b->units.arena == NULL)
+        return KG_ENOMEM;
+    memset(b->units.arena, 0, b->arena_bytes);
+    b->seqs = (struct kg_forward_seq *)(void *)b->lists;
+    b->page_table = (uint32_t *)(void *)(b->seqs + n_seqs);
+    b->state_table = b->page_table + n_pages;
+    b->pages = b->state_table + n_seqs;
+    b->tokens = b->pages + listed;
+    b->out_rows = b->tokens + rows;
+    for (uint32_t i = 0; i < n_pages; i++)
+        b->page_table[i] = i;
+    for (uint32_t i = 0; i < n_seqs; i++)
+        b->state_table[i] = i;
+    b->units.table[KG_PAGE] = b->page_table;
+    b->units.table[KG_STATE] = b->state_table;
+    return KG_OK;
+}
+
+static void fill(struct bench *b, const struct kg_exec *e, uint32_t n_seqs, uint32_t rows,
+                 uint32_t context)
+{
+    uint32_t row0 = 0, per_seq = b->n_prefix + b->n_tail;
+
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        uint32_t *pages = b->pages + (size_t)i * per_seq;
+        uint32_t n = rows / n_seqs + (i < rows % n_seqs);
+        for (uint32_t j = 0; j < b->n_prefix; j++)
+            pages[j] = (uint32_t)(((uint64_t)i * b->n_prefix + j) % b->n_stock);
+        for (uint32_t j = 0; j < b->n_tail; j++)
+            pages[b->n_prefix + j] = b->n_stock + i * b->n_tail + j;
+        b->seqs[i] = (struct kg_forward_seq){.row0 = row0,
+                                             .n_rows = n,
+                                             .past = context,
+                                             .pages = pages,
+                                             .state = i,
+                                             .state_src = KG_STATE_KEEP};
+        row0 += n;
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        b->tokens[r] = r * 7919u % e->limits.vocab;
+        b->out_rows[r] = r;
+    }
+    b->pass = (struct kg_forward){.units = &b->units,
+                                  .tokens = b->tokens,
+                                  .seqs = b->seqs,
+                                  .out_rows = b->out_rows,
+                                  .n_rows = rows,
+                                  .n_seqs = n_seqs,
+                                  .n_out = rows,
+                                  .n_logits = rows};
+}
+
+/* One step: the pass and a greedy pick from every row. */
+static uint64_t run(struct kg_exec *e, const struct bench *b)
+{
+    static const struct kg_sampling greedy = {.top_p = 1.0f};
+    uint64_t start = cpu_now_ns();
+
+    kg_model_forward(e->model, &b->pass);
+    for (uint32_t r = 0; r < b->pass.n_rows; r++) {
+        struct cpu_draw *d = &e->step.draws[r];
+        *d = (struct cpu_draw){.is_pick = 1};
+        d->row = (struct kg_sample_row){.logits =
+                                            kg_model_logits(e->model) + (size_t)r * e->limits.vocab,
+                                        .vocab = e->limits.vocab,
+                                        .sampling = &greedy};
+    }
+    cpu_draw_all(e, b->pass.n_rows);
+    return cpu_now_ns() - start;
+}
+
+int cpu_profile(struct kg_exec *e, uint32_t n_seqs, uint32_t rows, uint32_t context,
+                uint64_t *step_ns)
+{
+    struct bench b = {0};
+    uint64_t best = UINT64_MAX, spent = 0;
+    int rc;
+
+    if (!e->bound || e->step.waiting || n_seqs == 0 || n_seqs > e->limits.max_seqs ||
+        rows < n_seqs || rows > e->limits.max_rows ||
+        (uint64_t)context + rows > e->limits.max_context)
+        return KG_EINVAL;
+    plan_units(&b, e, n_seqs, rows, context);
+    rc = take_lists(&b, e, n_seqs, rows);
+    if (rc == KG_OK) {
+        fill(&b, e, n_seqs, rows, context);
+        (void)run(e, &b); /* warms caches and touches memory */
+        for (uint32_t i = 0; i < 5 && spent < LEAST_NS; i++) {
+            uint64_t ns = run(e, &b);
+            spent += ns;
+            best = ns < best ? ns : best;
+        }
+        *step_ns = best;
+    }
+    e->host->free(e->host->ctx, b.units.arena, b.arena_bytes);
+    e->host->free(e->host->ctx, b.lists, b.list_bytes);
+    return rc;
+}
