@@ -1,0 +1,423 @@
+/*
+ * Products. A task computes a run of output blocks for all rows. K is cut into chunks so that the
+ * packed activations of 64 rows stay in the second cache level; between chunks the accumulators
+ * rest in y, so the order of additions is that of one unbroken walk. A tile is up to 8 rows x 2
+ * blocks of 16 outputs (or 1 or 2 rows x 4 blocks), one register per row and block.
+ */
+#include "cpu.h"
+
+#include "simd.h"
+
+#define TILE_ROWS 8
+#define PANEL_ROWS 64          /* rows packed at once */
+#define CHUNK 512              /* k per chunk; a multiple of 32 */
+#define LONG_CHUNK (4 * CHUNK) /* for 1 or 2 rows: weights then stream in longer runs */
+#define PACK_FLOATS (PANEL_ROWS * CHUNK)
+
+/* What a tile does with a chunk. */
+struct tile {
+    const void *w;       /* chunk of the first block */
+    size_t block_stride; /* bytes to the same chunk of the next block */
+    const float *x;      /* packed activations [k][rows] (or [k/2][rows] pairs) */
+    float *const *y;     /* [rows] outputs of the first block */
+    uint32_t k;          /* inputs in this chunk */
+    uint32_t last;       /* outputs of the last block, 1..16 */
+    int first;           /* start from zero instead of y */
+};
+
+INLINE void tile_begin(const struct tile *t, vf *acc, int rows, int blocks)
+{
+    for (int r = 0; r < rows; r++)
+        for (int b = 0; b < blocks; b++)
+            acc[r * blocks + b] =
+                t->first ? v_zero() : v_loadn(t->y[r] + b * LANES, b + 1 < blocks ? 16 : t->last);
+}
+
+INLINE void tile_end(const struct tile *t, const vf *acc, int rows, int blocks)
+{
+    for (int r = 0; r < rows; r++)
+        for (int b = 0; b < blocks; b++)
+            v_storen(t->y[r] + b * LANES, acc[r * blocks + b], b + 1 < blocks ? 16 : t->last);
+}
+
+INLINE void tile_step(vf *acc, const float *x, const vf *w, int rows, int blocks)
+{
+    for (int r = 0; r < rows; r++) {
+        vf v = v_set1(x[r]);
+
+        for (int b = 0; b < blocks; b++)
+            acc[r * blocks + b] = v_fma(v, w[b], acc[r * blocks + b]);
+    }
+}
+
+INLINE void tile_f32(const struct tile *t, int rows, int blocks)
+{
+    vf acc[TILE_ROWS * 2];
+
+    tile_begin(t, acc, rows, blocks);
+    for (uint32_t k = 0; k < t->k; k++) {
+        vf w[4];
+
+        for (int b = 0; b < blocks; b++)
+            w[b] = v_load((const float *)((const char *)t->w + b * t->block_stride) +
+                          (size_t)k * LANES);
+        tile_step(acc, t->x + (size_t)k * rows, w, rows, blocks);
+    }
+    tile_end(t, acc, rows, blocks);
+}
+
+/* Widened weights; with `pairs` the odd input of a pair comes first and an absent one is zero. */
+INLINE void tile_bf16(const struct tile *t, int rows, int blocks, int pairs)
+{
+    vf acc[TILE_ROWS * 2];
+
+    tile_begin(t, acc, rows, blocks);
+    for (uint32_t k = 0; k < t->k; k += 2) {
+        vf even[4], odd[4];
+        const float *x = t->x + (size_t)k * rows;
+
+        for (int b = 0; b < blocks; b++) {
+            vi w = vi_load((const char *)t->w + b * t->block_stride + (size_t)k * 32);
+
+            even[b] = v_from_bits(vi_shl(w, 16));
+            odd[b] = v_from_bits(vi_and(w, vi_set1(-65536)));
+        }
+        if (pairs) {
+            tile_step(acc, x + rows, odd, rows, blocks);
+            tile_step(acc, x, even, rows, blocks);
+        } else {
+            tile_step(acc, x, even, rows, blocks);
+            if (k + 1 < t->k)
+                tile_step(acc, x + rows, odd, rows, blocks);
+        }
+    }
+    tile_end(t, acc, rows, blocks);
+}
+
+#if defined(__AVX512BF16__)
+INLINE void tile_pairs(const struct tile *t, int rows, int blocks)
+{
+    vf acc[TILE_ROWS * 2];
+    const float *x = t->x; /* each holds two bf16 */
+
+    tile_begin(t, acc, rows, blocks);
+    for (uint32_t k = 0; k < t->k; k += 2, x += rows) {
+        __m512bh w[4];
+
+        for (int b = 0; b < blocks; b++)
+            w[b] = (__m512bh)vi_load((const char *)t->w + b * t->block_stride + (size_t)k * 32);
+        for (int r = 0; r < rows; r++) {
+            __m512bh v = (__m512bh)v_bits(v_set1(x[r]));
+
+            for (int b = 0; b < blocks; b++)
+                acc[r * blocks + b] = _mm512_dpbf16_ps(acc[r * blocks + b], v, w[b]);
+        }
+    }
+    tile_end(t, acc, rows, blocks);
+}
+#else
+INLINE void tile_pairs(const struct tile *t, int rows, int blocks)
+{
+    tile_bf16(t, rows, blocks, 1);
+}
+#endif
+
+enum tile_kind { TILE_F32, TILE_BF16, TILE_PAIRS };
+
+INLINE void tile_run(const struct tile *t, int kind, int rows, int blocks)
+{
+    if (kind == TILE_F32)
+        tile_f32(t, rows, blocks);
+    else if (kind == TILE_BF16)
+        tile_bf16(t, rows, blocks, 0);
+    else
+        tile_pairs(t, rows, blocks);
+}
+
+/* Every size the driver asks for is a loop of its own. */
+#define SIZE(b, r)               \
+    case (b)*16 + (r):           \
+        tile_run(t, kind, r, b); \
+        return;
+
+INLINE void tile_sized(const struct tile *t, int kind, uint32_t rows, uint32_t blocks)
+{
+    switch (blocks * 16 + rows) {
+        SIZE(4, 1)
+        SIZE(4, 2)
+        SIZE(2, 1)
+        SIZE(2, 2)
+        SIZE(2, 3)
+        SIZE(2, 4)
+        SIZE(2, 5)
+        SIZE(2, 6)
+        SIZE(2, 7)
+        SIZE(2, 8)
+        SIZE(1, 1)
+        SIZE(1, 2)
+        SIZE(1, 3)
+        SIZE(1, 4)
+        SIZE(1, 5)
+        SIZE(1, 6)
+        SIZE(1, 7)
+        SIZE(1, 8)
+    default:
+        return;
+    }
+}
+
+static void run_f32(const struct tile *t, uint32_t rows, uint32_t blocks)
+{
+    tile_sized(t, TILE_F32, rows, blocks);
+}
+
+static void run_bf16(const struct tile *t, uint32_t rows, uint32_t blocks)
+{
+    tile_sized(t, TILE_BF16, rows, blocks);
+}
+
+static void run_pairs(const struct tile *t, uint32_t rows, uint32_t blocks)
+{
+    tile_sized(t, TILE_PAIRS, rows, blocks);
+}
+
+static const float *job_x(const struct product_job *job, uint32_t row)
+{
+    return job->x + (size_t)(job->x_row == NULL ? row : job->x_row[row]) * job->x_stride;
+}
+
+static float *job_y(const struct product_job *job, uint32_t row)
+{
+    return job->y + (size_t)(job->y_row == NULL ? row : job->y_row[row]) * job->y_stride;
+}
+
+/* Packs inputs k0 .. k0+k-1 of `rows` rows for one tile: [k][rows] fp32. */
+static void pack_f32(const struct product_job *job, uint32_t row, uint32_t rows, uint32_t k0,
+                     uint32_t k, float *to)
+{
+    if (rows == 1) {
+        memcpy(to, job_x(job, row) + k0, k * sizeof(float));
+        return;
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        const float *x = job_x(job, row + r) + k0;
+
+        for (uint32_t i = 0; i < k; i++)
+            to[(size_t)i * rows + r] = x[i];
+    }
+}
+
+/* The same rounded to bf16, an absent last input zero: fp32 [k][rows], or pairs [k/2][rows]. */
+static void pack_rounded(const struct product_job *job, uint32_t row, uint32_t rows, uint32_t k0,
+                         uint32_t k, float *to)
+{
+    for (uint32_t r = 0; r < rows; r++) {
+        const float *x = job_x(job, row + r) + k0;
+
+        for (uint32_t i = 0; i < k; i += LANES) {
+            uint32_t n = k - i < LANES ? k - i : LANES;
+            uint32_t bits[LANES];
+
+            vi_store(bits, v_round_bf16(v_loadn(x + i, n)));
+            for (uint32_t j = 0; j < n; j += 2) {
+#if defined(__AVX512BF16__)
+                uint32_t pair = bits[j] | bits[j + 1] << 16;
+
+                memcpy(&to[(size_t)(i + j) / 2 * rows + r], &pair, sizeof(pair));
+#else
+                to[(size_t)(i + j) * rows + r] = bf16_widen((uint16_t)bits[j]);
+                to[(size_t)(i + j + 1) * rows + r] = bf16_widen((uint16_t)bits[j + 1]);
+#endif
+            }
+        }
+    }
+}
+
+/* Decodes inputs k0 .. k0+k-1 (k0 a multiple of 32) of one MXFP4 block to the BF16 layout. */
+static void decode_mxfp4(const struct kg_weight *w, uint32_t block, uint32_t k0, uint32_t k,
+                         uint16_t *to)
+{
+    static const float codes[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    const uint8_t *group =
+        (const uint8_t *)w->data + ((size_t)block * ((w->in + 31) / 32) + k0 / 32) * MX_GROUP_BYTES;
+
+    for (uint32_t i = 0; i < k; i += 32, group += MX_GROUP_BYTES, to += 16 * 32) {
+        vi s = vi_load_u8(group);
+        vf sf = v_from_int(s), scale = v_from_bits(vi_shl(s, 23));
+
+        /* 2^-127 is below the normal range; 255 is NaN, not infinity */
+        scale = v_select(v_lt(sf, v_set1(0.5f)), v_from_bits(vi_set1(0x00400000)), scale);
+        scale = v_select(v_lt(sf, v_set1(254.5f)), scale, v_set1(__builtin_nanf("")));
+        for (uint32_t j = 0; j < 16; j++) {
+            vi code = vi_load_u8(group + 16 + j * 16);
+            vf even = v_mul(v_lookup16(codes, vi_and(code, vi_set1(15))), scale);
+            vf odd = v_mul(v_lookup16(codes, vi_shr(code, 4)), scale);
+
+            vi_store(to + j * 32,
+                     vi_or(vi_shr(v_bits(even), 16), vi_and(v_bits(odd), vi_set1(-65536))));
+        }
+    }
+}
+
+/* Where a chunk of a weight block lies. */
+static const void *chunk_at(const struct kg_weight *w, uint32_t block, uint32_t k0, size_t *stride)
+{
+    *stride = w->type == KG_W_F32 ? (size_t)w->in * 64 : ((size_t)w->in + 1) / 2 * 64;
+    return (const char *)w->data + block * *stride +
+           (w->type == KG_W_F32 ? (size_t)k0 * 64 : (size_t)k0 * 32);
+}
+
+/* One chunk of K: what all tiles of a panel share. */
+struct chunk {
+    const struct product_job *job;
+    const float *packed;
+    uint32_t row0, rows;
+    uint32_t k0, k;
+    int pairs;
+};
+
+static void run_tiles(const struct chunk *c, struct tile *t, uint32_t b, uint32_t blocks)
+{
+    uint32_t last = c->job->w->out - (b + blocks - 1) * LANES;
+
+    t->k = c->k;
+    t->first = c->k0 == 0;
+    t->last = last > LANES ? LANES : last;
+    for (uint32_t r = 0; r < c->rows; r += TILE_ROWS) {
+        uint32_t n = c->rows - r < TILE_ROWS ? c->rows - r : TILE_ROWS;
+        float *y[TILE_ROWS];
+
+        for (uint32_t i = 0; i < n; i++)
+            y[i] = job_y(c->job, c->row0 + r + i) + (size_t)b * LANES;
+        t->y = y;
+        t->x = c->packed + (size_t)r * CHUNK;
+        if (c->job->w->type == KG_W_F32)
+            run_f32(t, n, blocks);
+        else if (c->pairs)
+            run_pairs(t, n, blocks);
+        else
+            run_bf16(t, n, blocks);
+    }
+}
+
+static void run_chunk(const struct chunk *c, uint32_t b0, uint32_t b1)
+{
+    const struct kg_weight *w = c->job->w;
+    _Alignas(64) uint16_t panel[4 * CHUNK * LANES];
+    uint32_t wide = c->rows <= 2 ? 4 : 2, blocks;
+
+    for (uint32_t b = b0; b < b1; b += blocks) {
+        struct tile t;
+
+        blocks = b1 - b >= wide ? wide : b1 - b >= 2 ? 2 : 1;
+        if (w->type == KG_W_MXFP4) {
+            t.w = panel;
+            t.block_stride = CHUNK * LANES * sizeof(uint16_t);
+            for (uint32_t i = 0; i < blocks; i++)
+                decode_mxfp4(w, b + i, c->k0, c->k, panel + (size_t)i * CHUNK * LANES);
+        } else {
+            t.w = chunk_at(w, b, c->k0, &t.block_stride);
+        }
+        run_tiles(c, &t, b, blocks);
+    }
+}
+
+void ISA(product_blocks)(const struct product_job *job, uint32_t b0, uint32_t b1, int fast)
+{
+    const struct kg_weight *w = job->w;
+    _Alignas(64) float packed[PACK_FLOATS];
+    struct chunk c = {.job = job, .packed = packed, .pairs = fast && w->type != KG_W_F32};
+
+    for (c.row0 = 0; c.row0 < job->rows; c.row0 += PANEL_ROWS) {
+        c.rows = job->rows - c.row0 < PANEL_ROWS ? job->rows - c.row0 : PANEL_ROWS;
+        uint32_t most = c.rows <= 2 && w->type != KG_W_MXFP4 ? LONG_CHUNK : CHUNK;
+
+        for (c.k0 = 0; c.k0 < w->in; c.k0 += most) {
+            c.k = w->in - c.k0 < most ? w->in - c.k0 : most;
+            for (uint32_t r = 0; r < c.rows; r += TILE_ROWS) {
+                uint32_t n = c.rows - r < TILE_ROWS ? c.rows - r : TILE_ROWS;
+                float *to = packed + (size_t)r * CHUNK;
+
+                if (c.pairs)
+                    pack_rounded(job, c.row0 + r, n, c.k0, c.k, to);
+                else
+                    pack_f32(job, c.row0 + r, n, c.k0, c.k, to);
+            }
+            run_chunk(&c, b0, b1);
+        }
+    }
+}
+
+/* ---- the operation: tasks over runs of blocks of all products ---------------------------- */
+
+struct run {
+    const struct kg_product *p;
+    uint32_t per;   /* blocks of a task */
+    uint32_t parts; /* tasks over rows */
+    int fast;
+};
+
+static uint32_t blocks_of(const struct kg_weight *w)
+{
+    return (w->out + LANES - 1) / LANES;
+}
+
+static uint32_t tasks_of(const struct run *run, const struct kg_product *p)
+{
+    return p->rows == 0 ? 0 : (blocks_of(p->w) + run->per - 1) / run->per * run->parts;
+}
+
+static void product_task(void *arg, uint32_t task, uint32_t member)
+{
+    const struct run *run = arg;
+    const struct kg_product *p = run->p;
+
+    (void)member;
+    while (task >= tasks_of(run, p))
+        task -= tasks_of(run, p++);
+    uint32_t b0 = task / run->parts * run->per, b1 = b0 + run->per;
+    uint32_t rows = (p->rows + run->parts - 1) / run->parts;
+    uint32_t row0 = task % run->parts * rows;
+
+    if (row0 >= p->rows)
+        return;
+    struct product_job job = {.w = p->w,
+                              .x = p->x + (size_t)row0 * p->x_stride,
+                              .y = p->y + (size_t)row0 * p->y_stride,
+                              .x_stride = p->x_stride,
+                              .y_stride = p->y_stride,
+                              .rows = p->rows - row0 < rows ? p->rows - row0 : rows};
+
+    ISA(product_blocks)(&job, b0, b1 < blocks_of(p->w) ? b1 : blocks_of(p->w), run->fast);
+}
+
+static void product_run(struct kg_team *team, const struct kg_product *p, uint32_t n, int fast)
+{
+    struct run run = {.p = p, .per = 16, .parts = 1, .fast = fast};
+    uint64_t work = 0, blocks = 0;
+    uint32_t rows = 0, want = kg_team_size(team) * 4, tasks = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        blocks += p[i].rows == 0 ? 0 : blocks_of(p[i].w);
+        rows = p[i].rows > rows ? p[i].rows : rows;
+        work += (uint64_t)p[i].rows * p[i].w->out * p[i].w->in;
+    }
+    while (run.per > 4 && blocks / run.per < want)
+        run.per -= 4;
+    if (blocks / run.per < want && rows >= 4 * PANEL_ROWS)
+        run.parts = (rows + 2 * PANEL_ROWS - 1) / (2 * PANEL_ROWS);
+    for (uint32_t i = 0; i < n; i++)
+        tasks += tasks_of(&run, &p[i]);
+    run_sized(team, product_task, &run, tasks, work);
+}
+
+void ISA(product_exact)(struct kg_team *team, const struct kg_product *p, uint32_t n)
+{
+    product_run(team, p, n, 0);
+}
+
+void ISA(product_fast)(struct kg_team *team, const struct kg_product *p, uint32_t n)
+{
+    product_run(team, p, n, 1);
+}
