@@ -12,6 +12,26 @@ int kg_call_no_memory(struct kg_api_error *err)
     return KG_ENOMEM;
 }
 
+void kg_api_init(struct kg_api *api, const struct kg_server_conf *conf, const struct kg_tok *tok,
+                 const struct kg_chat *chat, const char *model_name, uint32_t max_tokens,
+                 uint32_t vocab)
+{
+    uint32_t eos;
+
+    *api = (struct kg_api){
+        .conf = conf,
+        .tok = tok,
+        .chat = chat,
+        .model_name = model_name,
+        .max_tokens = max_tokens,
+        .vocab = vocab < kg_tok_n_vocab(tok) ? vocab : kg_tok_n_vocab(tok),
+    };
+    if (chat != NULL)
+        api->n_stop_ids = (uint32_t)kg_chat_stop_ids(chat, api->stop_ids);
+    else if (kg_tok_control(tok, "[EOS]", &eos) == KG_OK)
+        api->stop_ids[api->n_stop_ids++] = eos;
+}
+
 /* How a field we do not support may still look: as if it had not been given. */
 enum harmless {
     WHEN_NULL,  /* only null */

@@ -35,6 +35,14 @@ struct kg_api {
     uint32_t stop_ids[KG_MAX_STOP_IDS];
 };
 
+/*
+ * Fills *api; all arguments are borrowed. max_tokens: of a sequence, prompt and output; vocab: ids
+ * the model takes are below (the tokenizer's own count is another bound).
+ */
+void kg_api_init(struct kg_api *api, const struct kg_server_conf *conf, const struct kg_tok *tok,
+                 const struct kg_chat *chat, const char *model_name, uint32_t max_tokens,
+                 uint32_t vocab);
+
 struct kg_prompt {
     struct kg_ids ids;
     struct kg_ids boundaries; /* chat: positions behind message ends, rising */

@@ -30,10 +30,36 @@ static void slot_free(struct kg_serve *s, uint32_t slot)
     s->n_live--;
 }
 
+static void forget_unsent(struct kg_job *job)
+{
+    struct kg_job **at = &job->serve->unsent;
+
+    if (!job->is_unsent)
+        return;
+    while (*at != job)
+        at = &(*at)->next_unsent;
+    *at = job->next_unsent;
+    job->is_unsent = false;
+}
+
+void kg_jobs_send(struct kg_serve *s)
+{
+    while (s->unsent != NULL) {
+        struct kg_job *job = s->unsent;
+        forget_unsent(job);
+        for (uint32_t i = 0; i < job->n_answers && job->req != NULL; i++) {
+            if (job->answers[i].unsent)
+                kg_job_send(job, i);
+            job->answers[i].unsent = false;
+        }
+    }
+}
+
 static void job_free(struct kg_job *job)
 {
     struct kg_serve *s = job->serve;
 
+    forget_unsent(job);
     if (job->prev != NULL)
         job->prev->next = job->next;
     else
@@ -305,7 +331,12 @@ static void take_tokens(struct kg_job *job, uint32_t i, const struct kg_event *e
     if (rc == 1 && !was_stopped)
         kg_engine_finish(s->parts.engine, ev->id, a->answer.n_tokens);
     if (rc >= 0) {
-        kg_job_send(job, i);
+        a->unsent = job->task.call.stream;
+        if (a->unsent && !job->is_unsent) {
+            job->is_unsent = true;
+            job->next_unsent = s->unsent;
+            s->unsent = job;
+        }
         return;
     }
     if (rc == KG_ELIMIT)
@@ -358,6 +389,7 @@ static void take_done(struct kg_job *job, uint32_t i, const struct kg_event *ev)
         return;
     }
     kg_job_send(job, i);
+    a->unsent = false;
     if (job->n_live == 0 && job->req != NULL)
         kg_job_finish(job);
 }

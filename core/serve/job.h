@@ -8,6 +8,7 @@
 struct kg_job_answer {
     struct kg_answer answer;
     uint32_t slot; /* KG_NONE: not in the engine */
+    bool unsent;   /* tokens came since the last send */
     bool counted;  /* its prompt is in usage */
     uint32_t n_cached;
     uint64_t last_ns; /* monotonic, of its last tokens; 0 none yet */
@@ -16,6 +17,8 @@ struct kg_job_answer {
 struct kg_job {
     struct kg_serve *serve;
     struct kg_job *prev, *next;
+    struct kg_job *next_unsent; /* in serve->unsent while is_unsent */
+    bool is_unsent;
     struct kg_http_req *req; /* NULL once answered or gone */
     struct kg_buf body;      /* while it is being prepared */
     bool has_body, in_prep;

@@ -26,10 +26,13 @@ static void on_engine(evutil_socket_t fd, short what, void *arg)
     (void)fd;
     (void)what;
     for (uint32_t i = 0; i < EVENTS_PER_CALL; i++) {
-        if (kg_engine_next(s->parts.engine, &ev) != KG_OK)
+        if (kg_engine_next(s->parts.engine, &ev) != KG_OK) {
+            kg_jobs_send(s);
             return;
+        }
         kg_job_event(s, &ev);
     }
+    kg_jobs_send(s);
     event_active(s->engine_event, EV_READ, 0);
 }
 
@@ -122,27 +125,6 @@ static int open_slots(struct kg_serve *s, struct kg_error *err)
     return KG_OK;
 }
 
-static void open_api(struct kg_serve *s)
-{
-    const struct kg_exec_desc *desc = kg_engine_desc(s->parts.engine);
-    uint32_t eos;
-
-    s->api = (struct kg_api){
-        .conf = s->parts.conf,
-        .tok = s->parts.tok,
-        .chat = s->parts.chat,
-        .model_name = s->parts.model_name,
-        .max_tokens = kg_engine_max_tokens(s->parts.engine),
-        .vocab = kg_tok_n_vocab(s->parts.tok),
-    };
-    if (desc->vocab < s->api.vocab)
-        s->api.vocab = desc->vocab;
-    if (s->parts.chat != NULL)
-        s->api.n_stop_ids = (uint32_t)kg_chat_stop_ids(s->parts.chat, s->api.stop_ids);
-    else if (kg_tok_control(s->parts.tok, "[EOS]", &eos) == KG_OK)
-        s->api.stop_ids[s->api.n_stop_ids++] = eos;
-}
-
 static int open_events(struct kg_serve *s, struct kg_error *err)
 {
     struct event_base *b = s->base;
@@ -186,7 +168,8 @@ int kg_serve_create(const struct kg_serve_parts *parts, struct kg_serve **serve,
     if (getrandom(&s->seed_state, sizeof(s->seed_state), 0) != (ssize_t)sizeof(s->seed_state))
         s->seed_state = kg_now_ns();
     json_object_seed(0); /* before any thread parses */
-    open_api(s);
+    kg_api_init(&s->api, parts->conf, parts->tok, parts->chat, parts->model_name,
+                kg_engine_max_tokens(parts->engine), kg_engine_desc(parts->engine)->vocab);
     s->base = event_base_new();
     s->scratch = kg_tok_scratch_new(parts->tok);
     rc = s->base == NULL || s->scratch == NULL ? kg_fail(err, KG_ENOMEM, "out of memory")

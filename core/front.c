@@ -1,0 +1,85 @@
+#include "front.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void name_model(struct kg_front *f, const struct kg_conf *conf)
+{
+    const char *path = conf->model_path != NULL ? conf->model_path : "";
+    size_t n = strlen(path);
+    size_t from;
+
+    if (conf->server.model_name != NULL && conf->server.model_name[0] != '\0') {
+        (void)snprintf(f->model_name, sizeof(f->model_name), "%s", conf->server.model_name);
+        return;
+    }
+    while (n > 0 && path[n - 1] == '/')
+        n--;
+    from = n;
+    while (from > 0 && path[from - 1] != '/')
+        from--;
+    (void)snprintf(f->model_name, sizeof(f->model_name), "%.*s", (int)(n - from), path + from);
+    if (f->model_name[0] == '\0' || f->model_name[0] == '.')
+        (void)snprintf(f->model_name, sizeof(f->model_name), "model");
+}
+
+int kg_front_open(struct kg_front *f, struct kg_config *config, struct kg_error *err)
+{
+    const struct kg_conf *conf = kg_config_conf(config);
+    int rc;
+
+    *f = (struct kg_front){.config = config};
+    name_model(f, conf);
+    if (conf->model_path == NULL || conf->model_path[0] == '\0')
+        rc = kg_fail(err, KG_ECONFIG,
+                     "[model] path is empty: without a model folder there is no vocabulary");
+    else
+        rc = kg_tok_open(conf->model_path, &f->tok, err);
+    if (rc == KG_OK && kg_chat_open(f->tok, &f->chat, &f->no_chat) != KG_OK)
+        f->chat = NULL;
+    if (rc == KG_OK)
+        rc = kg_stack_open(config, &f->stack, err);
+    if (rc == KG_OK && (f->stack->desc.caps & KG_EXEC_CAP_VIRTUAL) != 0)
+        rc = kg_fail(err, KG_ECONFIG,
+                     "the backend's clock is virtual; set its clock option to real to serve");
+    if (rc == KG_OK)
+        rc = kg_stack_engine(f->stack, err);
+    if (rc != KG_OK)
+        kg_front_close(f);
+    return rc;
+}
+
+void kg_front_close(struct kg_front *f)
+{
+    kg_stack_close(f->stack);
+    kg_chat_close(f->chat);
+    kg_tok_close(f->tok);
+    kg_config_destroy(f->config);
+    *f = (struct kg_front){0};
+}
+
+void kg_front_print(const struct kg_front *f)
+{
+    const struct kg_exec_desc *d = &f->stack->desc;
+    const struct kg_pool_layout *l = kg_engine_layout(f->stack->engine);
+    const char *warnings = kg_config_warnings(f->config);
+
+    (void)fprintf(stderr, "model %s: %s, %u layers, vocabulary %u, context %u tokens\n",
+                  f->model_name, d->family, d->n_layers, d->vocab, d->max_context);
+    (void)fprintf(stderr, "plugins:");
+    for (uint32_t kind = KG_KIND_POOL; kind <= KG_KIND_EXEC; kind++) {
+        const struct kg_plugin *p = kg_config_choice(f->config, kind)->ref.plugin;
+        (void)fprintf(stderr, " %s=%s", kg_plugin_kind_name(kind), p != NULL ? p->name : "none");
+    }
+    (void)fprintf(stderr, "\ncompute: %s%s%s\n", d->kernels, d->math[0] != '\0' ? ", math " : "",
+                  d->math);
+    (void)fprintf(stderr,
+                  "memory: %llu bytes, at most %u pages of %u tokens or %u states; one request "
+                  "holds up to %u tokens\n",
+                  (unsigned long long)l->arena_bytes, l->max_units[KG_PAGE], l->page_tokens,
+                  l->max_units[KG_STATE], kg_engine_max_tokens(f->stack->engine));
+    if (f->chat == NULL)
+        (void)fprintf(stderr, "chat: off, %s\n", f->no_chat.text);
+    if (warnings[0] != '\0')
+        (void)fputs(warnings, stderr);
+}
