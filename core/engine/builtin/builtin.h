@@ -8,4 +8,7 @@ extern const struct kg_plugin kg_builtin_spec_off;  /* kind spec, "off": never d
 extern const struct kg_plugin kg_builtin_comm_self; /* kind comm, "self": a group of one */
 extern const struct kg_plugin kg_builtin_tier_mem;  /* kind tier, "mem": copies in host memory */
 
+/* All of them, ended by NULL. */
+extern const struct kg_plugin *const kg_builtins[];
+
 #endif

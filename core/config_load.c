@@ -1,0 +1,265 @@
+/* From text to typed values: core sections, the chosen plugins, the sections of all plugins. */
+#include "config_int.h"
+#include "opt.h"
+
+#include <kedge/spec.h>
+#include <string.h>
+
+/* Strings that are paths; relative ones mean the folder of the INI file when they come from it. */
+static const struct {
+    const char *section, *key;
+    bool only_with_slash; /* a plain word is a name, not a path */
+} path_keys[] = {
+    {"model", "path", false},   {"model", "draft", false}, {"plugins", "dir", false},
+    {"lua", "script", false},   {"plugins", "exec", true}, {"plugins", "pool", true},
+    {"plugins", "sched", true}, {"plugins", "spec", true}, {"plugins", "comm", true},
+};
+
+static bool is_path(const struct kg_entry *e)
+{
+    for (size_t i = 0; i < sizeof(path_keys) / sizeof(path_keys[0]); i++) {
+        if (strcmp(e->section, path_keys[i].section) == 0 && strcmp(e->key, path_keys[i].key) == 0)
+            return !path_keys[i].only_with_slash || strchr(e->value, '/') != NULL;
+    }
+    return false;
+}
+
+static void resolve_path(struct kg_config *c, struct kg_entry *e)
+{
+    struct kg_buf b;
+
+    if (e->from_set || !is_path(e) || e->value[0] == '/' || e->value[0] == '\0' ||
+        c->folder == NULL || c->folder[0] == '\0')
+        return;
+    kg_buf_init(&b, 4096);
+    if (kg_buf_printf(&b, "%s%s", c->folder, e->value) == KG_OK) {
+        char *value = kg_arena_strndup(&c->arena, kg_buf_cstr(&b), b.len);
+        if (value != NULL)
+            e->value = value;
+    }
+    kg_buf_fini(&b);
+}
+
+/* Fills conf from the defaults and the assignments of a section; blames unknown keys. */
+static void apply_section(struct kg_config *c, const char *section, const struct kg_opt *rows,
+                          void *conf, size_t conf_size)
+{
+    struct kg_error err = {0};
+
+    if (kg_opt_defaults(rows, conf, conf_size, &c->arena, &err) != KG_OK)
+        kg_config_blame(c, section, "%s", err.text);
+    for (size_t i = 0; i < c->n_entries; i++) {
+        struct kg_entry *e = &c->entries[i];
+        if (strcmp(e->section, section) != 0)
+            continue;
+        e->used = true;
+        const struct kg_opt *row = kg_opt_find(rows, e->key);
+        if (row == NULL) {
+            kg_config_blame(c, e->where, "[%s] %s: no such key", section, e->key);
+            continue;
+        }
+        resolve_path(c, e);
+        if (kg_opt_parse(row, e->value, conf, &c->arena, &err) != KG_OK)
+            kg_config_blame(c, e->where, "[%s] %s", section, err.text);
+    }
+}
+
+static void apply_core(struct kg_config *c)
+{
+    for (const struct kg_section *s = kg_conf_sections; s->name != NULL; s++)
+        apply_section(c, s->name, s->rows, (char *)&c->conf + s->offset, sizeof(c->conf));
+}
+
+static void find_plugin_dir(struct kg_config *c)
+{
+    struct kg_error err;
+
+    if (c->conf.plugin_dir == NULL || c->conf.plugin_dir[0] == '\0') {
+        if (kg_plugin_default_dir(c->plugin_dir, &err) != KG_OK)
+            c->plugin_dir[0] = '\0'; /* built-ins may be all that is wanted */
+        return;
+    }
+    int n = snprintf(c->plugin_dir, sizeof(c->plugin_dir), "%s", c->conf.plugin_dir);
+    if (n >= (int)sizeof(c->plugin_dir))
+        kg_config_blame(c, "[plugins] dir", "over %d bytes", KG_PLUGIN_PATH - 1);
+}
+
+static void load_choice(struct kg_config *c, uint32_t kind)
+{
+    const char *word = c->conf.plugins[kind];
+    const struct kg_entry *e = kg_config_find(c, "plugins", kg_plugin_kind_name(kind));
+    struct kg_choice *choice = &c->choices[kind];
+    struct kg_error err = {0};
+    char section[80];
+
+    if (word == NULL)
+        return;
+    if (kg_plugin_load(c->plugin_dir, kind, word, &choice->ref, &err) != KG_OK) {
+        choice->ref.plugin = NULL;
+        kg_config_blame(c, e != NULL ? e->where : "default", "[plugins] %s = %.60s: %s",
+                        kg_plugin_kind_name(kind), word, err.text);
+        return;
+    }
+    const struct kg_plugin *p = choice->ref.plugin;
+    void *conf = kg_arena_zalloc(&c->arena, 1, p->conf_size + 1);
+    if (conf == NULL) {
+        kg_config_blame(c, "[plugins]", "out of memory");
+        return;
+    }
+    (void)snprintf(section, sizeof(section), "%s-%s", kg_plugin_kind_name(kind), p->name);
+    apply_section(c, section, p->opts, conf, p->conf_size);
+    choice->conf = p->conf_size > 0 ? conf : NULL;
+}
+
+/* A section of a plugin that was not chosen: its keys are checked all the same. */
+static void check_other(struct kg_config *c, const struct kg_entry *e)
+{
+    const char *dash = strchr(e->section, '-');
+    uint32_t kind =
+        dash != NULL ? kg_plugin_kind_parse(e->section, (size_t)(dash - e->section)) : 0;
+    struct kg_plugin_ref ref;
+    struct kg_error err = {0};
+
+    if (kind == 0) {
+        kg_config_blame(c, e->where, "[%s]: no such section", e->section);
+        return;
+    }
+    if (kg_plugin_load(c->plugin_dir, kind, dash + 1, &ref, &err) != KG_OK) {
+        if (c->conf.plugins[kind] == NULL || strcmp(c->conf.plugins[kind], dash + 1) != 0)
+            kg_config_blame(c, e->where, "[%s]: %s", e->section, err.text);
+        return; /* else it was said at [plugins] */
+    }
+    void *conf = kg_arena_zalloc(&c->arena, 1, ref.plugin->conf_size + 1);
+    if (conf != NULL)
+        apply_section(c, e->section, ref.plugin->opts, conf, ref.plugin->conf_size);
+}
+
+static void check_rest(struct kg_config *c)
+{
+    for (size_t i = 0; i < c->n_entries; i++) {
+        struct kg_entry *e = &c->entries[i];
+        if (e->used)
+            continue;
+        if (strncmp(e->section, "arm ", 4) == 0)
+            kg_config_blame(c, e->where,
+                            "[%s]: server arms are not built yet; run one configuration per server",
+                            e->section);
+        else
+            check_other(c, e);
+        for (size_t k = i; k < c->n_entries; k++) { /* one line per section is enough */
+            if (strcmp(c->entries[k].section, e->section) == 0)
+                c->entries[k].used = true;
+        }
+    }
+}
+
+int kg_config_finish(struct kg_config *config)
+{
+    apply_core(config);
+    find_plugin_dir(config);
+    for (uint32_t kind = KG_KIND_POOL; kind < KG_PLUGIN_KINDS; kind++)
+        load_choice(config, kind);
+    check_rest(config);
+    if (!config->failed)
+        kg_config_cross(config);
+    if (config->errors.rc != KG_OK || config->warnings.rc != KG_OK)
+        config->failed = true;
+    return config->failed ? KG_ECONFIG : KG_OK;
+}
+
+/* Where a key stands, for messages about its value. */
+static const char *where_of(const struct kg_config *c, const char *section, const char *key)
+{
+    const struct kg_entry *e = kg_config_find(c, section, key);
+
+    return e != NULL ? e->where : "default";
+}
+
+/* Refuses what would change what is computed or who may ask, but does not exist yet. */
+static void refuse_unbuilt(struct kg_config *c)
+{
+    const struct kg_conf *v = &c->conf;
+
+    if (v->tp != 1)
+        kg_config_blame(c, where_of(c, "parallel", "tp"),
+                        "[parallel] tp = %u: more than one rank is not built yet", v->tp);
+    if (v->ep != 1)
+        kg_config_blame(c, where_of(c, "parallel", "ep"),
+                        "[parallel] ep = %u: more than one rank is not built yet", v->ep);
+    if (v->nodes != 1)
+        kg_config_blame(c, where_of(c, "cluster", "nodes"),
+                        "[cluster] nodes = %u: more than one machine is not built yet", v->nodes);
+    if (v->lua_script[0] != '\0')
+        kg_config_blame(c, where_of(c, "lua", "script"),
+                        "[lua] script: policy in Lua is not built yet");
+    if (v->spec_accept != 0)
+        kg_config_blame(c, where_of(c, "spec", "accept"),
+                        "[spec] accept: only coupling is built yet");
+}
+
+/* Warns of what would only make things faster, but does not exist yet. */
+static void warn_unbuilt(struct kg_config *c)
+{
+    static const char *const prefix_keys[] = {"checkpoint", "interval", "ghost_bytes"};
+    const struct kg_conf *v = &c->conf;
+
+    if (v->prefix_enabled)
+        kg_config_warn(c, where_of(c, "prefix", "enabled"),
+                       "[prefix] enabled = yes: prefix reuse is not built yet, every request is "
+                       "computed from its first token");
+    for (size_t i = 0; i < sizeof(prefix_keys) / sizeof(prefix_keys[0]); i++) {
+        const struct kg_entry *e = kg_config_find(c, "prefix", prefix_keys[i]);
+        if (e != NULL)
+            kg_config_warn(c, e->where, "[prefix] %s: no effect, prefix reuse is not built yet",
+                           e->key);
+    }
+    if (strcmp(v->cost, "off") != 0)
+        kg_config_warn(c, where_of(c, "engine", "cost"),
+                       "[engine] cost: no effect, the cost surface is not built yet");
+    if (v->fabric != 0 || v->allow_slow_fabric)
+        kg_config_warn(c, where_of(c, "cluster", v->fabric != 0 ? "fabric" : "allow_slow_fabric"),
+                       "[cluster]: no effect on a single machine");
+}
+
+void kg_config_cross(struct kg_config *c)
+{
+    const struct kg_conf *v = &c->conf;
+    struct kg_error err = {0};
+
+    if (kg_server_conf_check(&v->server, &err) != KG_OK)
+        kg_config_blame(c, "config", "%s", err.text);
+    if (v->engine.prefill_chunk > v->engine.step_tokens)
+        kg_config_blame(c, where_of(c, "engine", "prefill_chunk"),
+                        "[engine] prefill_chunk = %u is above step_tokens = %u",
+                        v->engine.prefill_chunk, v->engine.step_tokens);
+    if (v->engine.max_seqs > v->engine.max_requests)
+        kg_config_blame(c, where_of(c, "engine", "max_seqs"),
+                        "[engine] max_seqs = %u is above max_requests = %u", v->engine.max_seqs,
+                        v->engine.max_requests);
+    if (v->engine.max_seqs > v->engine.step_tokens)
+        kg_config_warn(c, where_of(c, "engine", "max_seqs"),
+                       "[engine] max_seqs = %u is above step_tokens = %u: not all of them can "
+                       "advance in one step",
+                       v->engine.max_seqs, v->engine.step_tokens);
+    const struct kg_plugin *spec = c->choices[KG_KIND_SPEC].ref.plugin;
+    if (v->draft_path[0] == '\0' && (spec->caps & KG_SPEC_CAP_MODEL) != 0)
+        kg_config_blame(c, where_of(c, "plugins", "spec"),
+                        "[plugins] spec = %s needs a drafter: set [model] draft", spec->name);
+    refuse_unbuilt(c);
+    warn_unbuilt(c);
+}
+
+const struct kg_conf *kg_config_conf(const struct kg_config *config)
+{
+    return &config->conf;
+}
+
+const struct kg_choice *kg_config_choice(const struct kg_config *config, uint32_t kind)
+{
+    return &config->choices[kind < KG_PLUGIN_KINDS ? kind : 0];
+}
+
+const char *kg_config_plugin_dir(const struct kg_config *config)
+{
+    return config->plugin_dir;
+}

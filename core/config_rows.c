@@ -1,0 +1,138 @@
+/* The core's own options: the only list of them. Everything else about them comes from here. */
+#include "config.h"
+
+#define ROW(key, kind, field, text, lo, hi, help)                                          \
+    {                                                                                      \
+        .name = key, .type = kind, .offset = offsetof(struct kg_conf, field), .def = text, \
+        .min = lo, .max = hi, .doc = help                                                  \
+    }
+#define STR(key, field, text, help) ROW(key, KG_OPT_STR, field, text, 0, 0, help)
+#define U32(key, field, text, lo, hi, help) ROW(key, KG_OPT_U32, field, text, lo, hi, help)
+#define U64(key, field, text, lo, hi, help) ROW(key, KG_OPT_U64, field, text, lo, hi, help)
+#define BOOL(key, field, text, help) ROW(key, KG_OPT_BOOL, field, text, 0, 0, help)
+#define ENUM(key, field, text, words, help)                                                       \
+    {                                                                                             \
+        .name = key, .type = KG_OPT_ENUM, .offset = offsetof(struct kg_conf, field), .def = text, \
+        .choices = words, .doc = help                                                             \
+    }
+
+static const struct kg_opt model_rows[] = {
+    STR("path", model_path, "",
+        "Folder of the checkpoint (config.json, *.safetensors, tiktoken.model). Relative to the "
+        "folder of the INI file. Empty only for backends that need no weights."),
+    STR("draft", draft_path, "", "Folder of the drafter for speculation; empty for none."),
+    {0},
+};
+
+static const struct kg_opt plugin_rows[] = {
+    STR("dir", plugin_dir, "",
+        "Folder of plugin files. Empty: plugins/ beside the binary, or ../lib/kedge from it."),
+    STR("exec", plugins[KG_KIND_EXEC], "cpu", "Backend: what computes."),
+    STR("pool", plugins[KG_KIND_POOL], "unified", "How memory is shared between pages and states."),
+    STR("sched", plugins[KG_KIND_SCHED], "fcfs", "Who runs in the next step."),
+    STR("spec", plugins[KG_KIND_SPEC], "off", "Speculation: what to draft, how much to verify."),
+    STR("comm", plugins[KG_KIND_COMM], "self", "Collectives between ranks."),
+    {0},
+};
+
+static const struct kg_opt engine_rows[] = {
+    U32("max_seqs", engine.max_seqs, "64", 1, 65536,
+        "Most requests that hold memory and run at once. Unit: requests."),
+    U32("max_requests", engine.max_requests, "1024", 1, 1048576,
+        "Most requests in the engine, waiting ones included; beyond it 503. Unit: requests."),
+    U32("step_tokens", engine.step_tokens, "512", 1, 1048576,
+        "Most rows computed in one step, prompts and answers together. Larger: more throughput; "
+        "smaller: steadier time between output tokens. Unit: tokens."),
+    U32("prefill_chunk", engine.prefill_chunk, "256", 1, 1048576,
+        "Most prompt tokens of one request in a step. Unit: tokens."),
+    U32("max_context", engine.max_context, "0", 0, 16777216,
+        "Most tokens of a request, prompt and answer; 0: the model's own limit. Unit: tokens."),
+    STR("cost", cost, "off",
+        "Step time as speculation sees it: off, measured at start, or a file with a table."),
+    BOOL("debug", engine.debug, "no",
+         "Check pool and scheduler after every step and poison freed units. Slow."),
+    {0},
+};
+
+static const struct kg_opt memory_rows[] = {
+    U64("bytes", engine.arena_bytes, "256m", 4096, 1099511627776.0,
+        "Memory for pages and states, per rank; weights come on top. Unit: bytes."),
+    U32("page_tokens", engine.page_tokens, "64", 1, 65536,
+        "Tokens of a page; the pool may raise it, kedge check prints the effective value. "
+        "Unit: tokens."),
+    {0},
+};
+
+static const struct kg_opt prefix_rows[] = {
+    BOOL("enabled", prefix_enabled, "no", "Reuse pages and states of equal prompt beginnings."),
+    ENUM("checkpoint", prefix_checkpoint, "auto", "off|interval|boundary|branch|auto",
+         "Where states are kept for later requests."),
+    U32("interval", prefix_interval, "4096", 1, 16777216,
+        "Distance of checkpoints under interval, rounded to pages. Unit: tokens."),
+    U64("ghost_bytes", prefix_ghost_bytes, "4m", 0, 1099511627776.0,
+        "Most memory for nodes whose units were evicted. Unit: bytes."),
+    {0},
+};
+
+static const struct kg_opt admission_rows[] = {
+    ENUM("lifetime", engine.lifetime, "prompt", "prompt|max|expected",
+         "How much of a request is promised when it is admitted: its prompt (growth may preempt), "
+         "prompt and max_tokens, or what requests like it used."),
+    U32("max_wait_ms", engine.max_wait_ms, "2000", 0, 3600000,
+        "A request that waited longer is not overtaken by younger ones; 0: no such rule. "
+        "Unit: ms."),
+    U32("queue_timeout_ms", engine.queue_timeout_ms, "0", 0, 86400000,
+        "A request that waited longer is answered with 503; 0: it waits. Unit: ms."),
+    {0},
+};
+
+static const struct kg_opt spec_rows[] = {
+    ENUM("accept", spec_accept, "coupling", "coupling|rejection|block",
+         "How drafts are accepted. coupling: output is equal to plain decoding, bit for bit; the "
+         "others: equal in distribution."),
+    {0},
+};
+
+static const struct kg_opt parallel_rows[] = {
+    U32("tp", tp, "1", 1, 1024, "Ranks that share each layer. Unit: processes."),
+    U32("ep", ep, "1", 1, 1024, "Ranks that share the experts. Unit: processes."),
+    {0},
+};
+
+static const struct kg_opt cluster_rows[] = {
+    U32("nodes", nodes, "1", 1, 1024, "Machines the ranks run on. Unit: machines."),
+    ENUM("fabric", fabric, "none", "none|nvlink|rdma|tcp", "What connects the machines."),
+    BOOL("allow_slow_fabric", allow_slow_fabric, "no",
+         "Start across machines without RDMA or NVLink all the same."),
+    {0},
+};
+
+static const struct kg_opt lua_rows[] = {
+    STR("script", lua_script, "", "Policy script with the hooks arrive, admit, window."),
+    {0},
+};
+
+static const struct kg_opt log_rows[] = {
+    ENUM("level", log_level, "info", "error|warn|info|debug|trace", "Least level that is written."),
+    STR("modules", log_modules, "",
+        "Levels of single modules, for example \"http=debug,engine=trace\"."),
+    {0},
+};
+
+const struct kg_section kg_conf_sections[] = {
+    {"server", kg_server_opts, offsetof(struct kg_conf, server), "Address and limits of HTTP."},
+    {"model", model_rows, 0, "What is served."},
+    {"plugins", plugin_rows, 0,
+     "Which plugin does what: a name (unified or pool-unified) or a path to the file."},
+    {"engine", engine_rows, 0, "Sizes of the step and of the queues."},
+    {"memory", memory_rows, 0, "The arena that pages and states share."},
+    {"prefix", prefix_rows, 0,
+     "Reuse of earlier work. Not built yet: requests are computed from their first token."},
+    {"admission", admission_rows, 0, "When a waiting request may start."},
+    {"spec", spec_rows, 0, "Rules of speculation that no plugin can change."},
+    {"parallel", parallel_rows, 0, "Processes per model. Not built yet beyond 1."},
+    {"cluster", cluster_rows, 0, "Machines. Not built yet beyond 1."},
+    {"lua", lua_rows, 0, "Policy in Lua. Not built yet."},
+    {"log", log_rows, 0, "Lines on stderr."},
+    {0},
+};
