@@ -206,8 +206,8 @@ int kg_plugin_scan(const char *dir, kg_plugin_visit *visit, void *ctx, struct kg
     for (size_t i = 0; rc == KG_OK && i < names.n; i++) {
         struct kg_plugin_ref ref;
         struct kg_error why = {0};
-        const char *name;
-        uint32_t kind;
+        const char *name = "";
+        uint32_t kind = 0;
         if (i > 0 && strcmp(names.v[i], names.v[i - 1]) == 0)
             continue; /* DIR/x.so beside DIR/x/x.so, or a built-in in its way */
         (void)split_name(names.v[i], &kind, &name);

@@ -1,0 +1,99 @@
+/* argv -> command table. Each command is one file cmd_NAME.c beside this one. */
+#include "cmd.h"
+
+#include <signal.h>
+#include <string.h>
+
+struct command {
+    const char *name, *sub; /* "bench" "serve"; sub is NULL for most */
+    int (*run)(int argc, char **argv);
+    const char *about;
+};
+
+/* KG_CMD_X is defined by core/meson.build for each command whose file is there. */
+static const struct command commands[] = {
+#ifdef KG_CMD_SERVE
+    {"serve", NULL, kg_cmd_serve, "serve a model over HTTP"},
+#endif
+#ifdef KG_CMD_RUN
+    {"run", NULL, kg_cmd_run, "complete one text on standard output"},
+#endif
+#ifdef KG_CMD_CHECK
+    {"check", NULL, kg_cmd_check, "say what a configuration will do, or why it cannot work"},
+#endif
+#ifdef KG_CMD_BENCH_SERVE
+    {"bench", "serve", kg_cmd_bench_serve, "load a running server and report its figures"},
+#endif
+#ifdef KG_CMD_BENCH_STEP
+    {"bench", "step", kg_cmd_bench_step, "measure the engine's own time per step"},
+#endif
+    {"plugins", NULL, kg_cmd_plugins, "list plugins, their options, or why one was refused"},
+    {"config-reference", NULL, kg_cmd_config_reference, "print all options as Markdown"},
+#ifdef KG_CMD_TOKENIZE
+    {"tokenize", NULL, kg_cmd_tokenize, "show the tokens of a text"},
+#endif
+    {"version", NULL, kg_cmd_version, "print the version"},
+};
+
+#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+int kg_cmd_version(int argc, char **argv)
+{
+    struct kg_cmd_line line;
+    int rc = kg_cmd_parse(&line, argc, argv, "kedge version", "Prints the version.", NULL, 0);
+
+    if (rc >= 0)
+        return rc;
+    if (line.json)
+        (void)printf("{\"version\":\"%s\"}\n", KG_VERSION);
+    else
+        (void)printf("kedge %s\n", KG_VERSION);
+    return KG_EXIT_OK;
+}
+
+static void print_commands(FILE *to)
+{
+    (void)fputs("usage: kedge COMMAND [-c FILE] [--set SECTION.KEY=VALUE]... [ARGS]\n\n", to);
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        const struct command *c = &commands[i];
+        char name[40];
+        (void)snprintf(name, sizeof(name), "%s%s%s", c->name, c->sub != NULL ? " " : "",
+                       c->sub != NULL ? c->sub : "");
+        (void)fprintf(to, "  %-18s %s\n", name, c->about);
+    }
+    (void)fputs("\nkedge COMMAND --help says more. Exit status: 0 ok, 1 failed, 2 bad usage or "
+                "configuration.\n",
+                to);
+}
+
+int main(int argc, char **argv)
+{
+    int known = 0;
+
+    (void)signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of the write */
+    if (argc < 2) {
+        print_commands(stderr);
+        return KG_EXIT_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
+        print_commands(stdout);
+        return KG_EXIT_OK;
+    }
+    if (strcmp(argv[1], "--version") == 0)
+        argv[1] = "version";
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        const struct command *c = &commands[i];
+        if (strcmp(argv[1], c->name) != 0)
+            continue;
+        known = 1;
+        if (c->sub == NULL)
+            return c->run(argc - 1, argv + 1);
+        if (argc > 2 && strcmp(argv[2], c->sub) == 0)
+            return c->run(argc - 2, argv + 2);
+    }
+    (void)fprintf(stderr, "kedge: %s \"%.60s\"\n\n", known ? "unknown kind of" : "unknown command",
+                  argv[1]);
+    print_commands(stderr);
+    return KG_EXIT_USAGE;
+}

@@ -1,0 +1,192 @@
+#include "stack.h"
+
+#include <kedge/sched.h>
+#include <kedge/spec.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A word that names no level is said and left out: a log level must not keep a server down. */
+static void set_log_levels(struct kg_stack *s)
+{
+    char text[512];
+    char *rest = text;
+    char *word;
+
+    (void)snprintf(text, sizeof(text), "%s", s->conf->log_modules);
+    while ((word = strsep(&rest, ",")) != NULL) {
+        char *eq = strchr(word, '=');
+        uint32_t level;
+        if (word[0] == '\0')
+            continue;
+        if (eq != NULL)
+            *eq = '\0';
+        if (eq == NULL || kg_log_level_parse(eq + 1, &level) != KG_OK ||
+            kg_log_set_level(&s->log, word, level) != KG_OK)
+            kg_log_line(&s->log, KG_LOG_WARN, "config", "[log] modules: wanted module=level",
+                        "found=%s", kg_log_quote(word, strlen(word)).text);
+    }
+}
+
+/* Host services of the chosen plugin of a kind, with its metrics registered. */
+static int make_host(struct kg_stack *s, uint32_t kind, struct kg_error *err)
+{
+    const struct kg_plugin *p = kg_config_choice(s->config, kind)->ref.plugin;
+    struct kg_buf labels;
+    char prefix[32];
+
+    int rc = kg_instance_create(p, &s->log, &s->clock, s->conf->engine.debug, &s->hosts[kind]);
+    if (rc != KG_OK)
+        return kg_fail(err, rc, "%s-%s: out of memory", kg_plugin_kind_name(kind), p->name);
+    kg_buf_init(&labels, 256);
+    (void)kg_metrics_label(&labels, "plugin", p->name);
+    (void)snprintf(prefix, sizeof(prefix), "kedge:%s_", kg_plugin_kind_name(kind));
+    rc = kg_metrics_add_plugin(s->metrics, prefix, p->metrics, s->hosts[kind]->host.cells,
+                               kg_buf_cstr(&labels), err);
+    kg_buf_fini(&labels);
+    return rc;
+}
+
+static uint64_t exec_now(void *ctx)
+{
+    const struct kg_stack *s = ctx;
+
+    return s->parts.exec_ops->now(s->parts.exec);
+}
+
+/* Draft rows per sequence the backend must have room for, before the plugin can be asked. */
+#define HOST_DRAFTS 16
+
+static int open_exec(struct kg_stack *s, struct kg_error *err)
+{
+    const struct kg_choice *choice = kg_config_choice(s->config, KG_KIND_EXEC);
+    const struct kg_plugin *p = choice->ref.plugin;
+    const struct kg_plugin *spec = kg_config_choice(s->config, KG_KIND_SPEC)->ref.plugin;
+    const struct kg_exec_open args = {
+        .size = sizeof(args),
+        .model_path = s->conf->model_path,
+        .draft_path = s->conf->draft_path[0] != '\0' ? s->conf->draft_path : NULL,
+        .world = 1,
+        .max_seqs = s->conf->engine.max_seqs,
+        .max_rows = s->conf->engine.step_tokens,
+        .max_context = s->conf->engine.max_context,
+        .max_draft = (spec->caps & KG_SPEC_CAP_HOST) != 0 ? HOST_DRAFTS : 0,
+    };
+
+    if (args.draft_path != NULL && (p->caps & KG_EXEC_CAP_DRAFT) == 0)
+        return kg_fail(err, KG_ECONFIG, "[model] draft is set, but exec-%s cannot run a drafter",
+                       p->name);
+    s->parts.exec_ops = p->ops;
+    int rc = s->parts.exec_ops->open(&s->hosts[KG_KIND_EXEC]->host, choice->conf, &args,
+                                     &s->parts.exec, err);
+    if (rc != KG_OK)
+        return rc;
+    s->desc.size = sizeof(s->desc);
+    s->parts.exec_ops->describe(s->parts.exec, &s->desc);
+    s->clock = (struct kg_clock){exec_now, s};
+    return KG_OK;
+}
+
+static int open_policies(struct kg_stack *s, struct kg_error *err)
+{
+    const struct kg_choice *sched = kg_config_choice(s->config, KG_KIND_SCHED);
+    const struct kg_choice *spec = kg_config_choice(s->config, KG_KIND_SPEC);
+    const struct kg_choice *pool = kg_config_choice(s->config, KG_KIND_POOL);
+
+    s->parts.pool_ops = pool->ref.plugin->ops;
+    s->parts.pool_caps = pool->ref.plugin->caps;
+    s->parts.pool_host = &s->hosts[KG_KIND_POOL]->host;
+    s->parts.pool_conf = pool->conf;
+    s->parts.sched_ops = sched->ref.plugin->ops;
+    int rc = s->parts.sched_ops->open(&s->hosts[KG_KIND_SCHED]->host, sched->conf,
+                                      s->conf->engine.max_requests, &s->parts.sched, err);
+    if (rc != KG_OK)
+        return rc;
+    s->parts.spec_ops = spec->ref.plugin->ops;
+    s->parts.spec_caps = spec->ref.plugin->caps;
+    if ((s->parts.spec_caps & (KG_SPEC_CAP_HOST | KG_SPEC_CAP_MODEL)) != 0 &&
+        (s->desc.caps & KG_EXEC_CAP_VERIFY) == 0)
+        return kg_fail(err, KG_ECONFIG,
+                       "[plugins] spec = %s, but exec-%s cannot verify drafts: set spec = off",
+                       spec->ref.plugin->name,
+                       kg_config_choice(s->config, KG_KIND_EXEC)->ref.plugin->name);
+    return s->parts.spec_ops->open(&s->hosts[KG_KIND_SPEC]->host, spec->conf,
+                                   s->conf->engine.max_seqs, s->desc.draft_block, &s->parts.spec,
+                                   err);
+}
+
+int kg_stack_open(const struct kg_config *config, struct kg_stack **stack, struct kg_error *err)
+{
+    static const uint32_t kinds[] = {KG_KIND_EXEC, KG_KIND_POOL, KG_KIND_SCHED, KG_KIND_SPEC};
+    struct kg_stack *s = calloc(1, sizeof(*s));
+
+    if (s == NULL)
+        return kg_fail(err, KG_ENOMEM, "out of memory");
+    s->config = config;
+    s->conf = kg_config_conf(config);
+    kg_log_init(&s->log, 2, s->conf->log_level);
+    set_log_levels(s);
+    s->clock = kg_clock_monotonic();
+    int rc = kg_metrics_create(&s->metrics);
+    if (rc != KG_OK)
+        (void)kg_fail(err, rc, "out of memory");
+    for (size_t i = 0; rc == KG_OK && i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        rc = make_host(s, kinds[i], err);
+    if (rc == KG_OK)
+        rc = open_exec(s, err);
+    if (rc == KG_OK)
+        rc = open_policies(s, err);
+    if (rc != KG_OK) {
+        kg_stack_close(s);
+        return rc;
+    }
+    *stack = s;
+    return KG_OK;
+}
+
+int kg_stack_plan(struct kg_stack *stack, struct kg_pool_layout *layout, struct kg_error *err)
+{
+    const struct kg_exec_desc *d = &stack->desc;
+    const struct kg_engine_conf *e = &stack->conf->engine;
+    const struct kg_pool_geom geom = {
+        .size = sizeof(geom),
+        .arena_bytes = e->arena_bytes,
+        .token_bytes = d->token_bytes,
+        .state_part_bytes = d->state_part_bytes,
+        .n_state_parts = d->n_state_parts,
+        .page_tokens = e->page_tokens,
+        .page_tokens_align = d->page_tokens_align,
+        .align = d->align,
+        .max_seqs = e->max_seqs,
+    };
+    struct kg_pool *pool;
+
+    layout->size = sizeof(*layout);
+    int rc = stack->parts.pool_ops->open(stack->parts.pool_host, stack->parts.pool_conf, &geom,
+                                         &pool, layout, err);
+    if (rc == KG_OK)
+        stack->parts.pool_ops->close(pool);
+    return rc;
+}
+
+int kg_stack_engine(struct kg_stack *stack, struct kg_error *err)
+{
+    return kg_engine_create(&stack->parts, &stack->conf->engine, &stack->engine, err);
+}
+
+void kg_stack_close(struct kg_stack *stack)
+{
+    if (stack == NULL)
+        return;
+    kg_engine_destroy(stack->engine);
+    if (stack->parts.spec != NULL)
+        stack->parts.spec_ops->close(stack->parts.spec);
+    if (stack->parts.sched != NULL)
+        stack->parts.sched_ops->close(stack->parts.sched);
+    stack->clock = kg_clock_monotonic();
+    if (stack->parts.exec != NULL)
+        stack->parts.exec_ops->close(stack->parts.exec);
+    for (uint32_t kind = 0; kind < KG_PLUGIN_KINDS; kind++)
+        kg_instance_destroy(stack->hosts[kind]);
+    kg_metrics_destroy(stack->metrics);
+    free(stack);
+}
