@@ -1,7 +1,7 @@
 #include "text/detok.h"
 
 #include "text/stop.h"
-#include "text/utf8.h"
+#include "text/utf8_gate.h"
 #include <stdlib.h>
 
 struct kg_detok {

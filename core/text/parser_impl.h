@@ -8,7 +8,7 @@
 #include "text/chat_impl.h"
 #include "text/parser.h"
 #include "text/stop.h"
-#include "text/utf8.h"
+#include "text/utf8_gate.h"
 
 #define KG_PARSER_MAX_HEAD 65536 /* bytes of an element's or a call's header that are looked at */
 

@@ -1,6 +1,6 @@
 #include "text/rawjson.h"
 
-#include "text/utf8.h"
+#include "base/utf8.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,7 +65,7 @@ static size_t scan_string(struct kg_span s, size_t i)
             continue;
         }
         uint32_t cp;
-        size_t len = kg_utf8_char((const uint8_t *)s.p + i, s.n - i, &cp);
+        size_t len = c < 0x80 ? 1 : kg_utf8_decode(s.p + i, s.n - i, &cp);
         if (len == 0) {
             return 0;
         }
@@ -324,14 +324,17 @@ int kg_raw_unquote(struct kg_span string, struct kg_text *out)
         if (rc == KG_OK && p < end) {
             char utf8[4];
             size_t len;
-            rc = kg_text_add(out, utf8, kg_utf8_put(escaped(p, end, &len), utf8));
+            uint32_t cp = escaped(p, end, &len);
+            /* Half a surrogate pair is no character. */
+            size_t n = kg_utf8_encode(cp, utf8);
+            rc = n > 0 ? kg_text_add(out, utf8, n) : kg_text_puts(out, "\xef\xbf\xbd");
             p += len;
         }
         if (rc != KG_OK) {
             return rc;
         }
     }
-    return kg_text_reserve(out, 0);
+    return kg_text_add(out, "", 0);
 }
 
 int kg_raw_escape(const char *text, size_t n, struct kg_text *out)

@@ -1,5 +1,5 @@
+#include "base/utf8.h"
 #include "text/tok_impl.h"
-#include "text/utf8.h"
 
 #define CUT_CHARS 400000
 #define CUT_RUN 25000
@@ -60,7 +60,7 @@ size_t kg_tok_piece(const struct kg_tok *tok, struct kg_tok_scratch *scratch, co
     }
     /* The alternatives cover every character, so this is a limit of the matcher: go on by one. */
     uint32_t cp;
-    size_t len = kg_utf8_char((const uint8_t *)text, n, &cp);
+    size_t len = kg_utf8_decode(text, n, &cp);
     return len > 0 ? len : 1;
 }
 
@@ -76,15 +76,14 @@ static bool is_space(uint32_t cp)
 
 size_t kg_tok_cut(struct kg_tok_cutter *cutter, const char *text, size_t n)
 {
-    const uint8_t *p = (const uint8_t *)text;
     size_t i = 0;
     while (i < n) {
         if (cutter->chars == CUT_CHARS) {
             *cutter = (struct kg_tok_cutter){0};
             return i;
         }
-        uint32_t cp = 0;
-        size_t len = kg_utf8_char(p + i, n - i, &cp);
+        uint32_t cp = (uint8_t)text[i];
+        size_t len = cp < 0x80 ? 1 : kg_utf8_decode(text + i, n - i, &cp);
         bool space = len > 0 && is_space(cp);
         if (space != cutter->space || cutter->run == 0) {
             cutter->space = space;

@@ -1,7 +1,7 @@
 #include "text/tokenizer.h"
 
+#include "base/utf8.h"
 #include "text/tok_impl.h"
-#include "text/utf8.h"
 #include <stdlib.h>
 
 #define STACK_START (64u << 10) /* bytes of the pattern matcher's own stack */
@@ -144,16 +144,15 @@ static int encode_valid(const struct kg_tok *tok, struct kg_tok_scratch *scratch
 /* Bytes of the longest well-formed beginning of text. */
 static size_t valid_run(const char *text, size_t n)
 {
-    const uint8_t *p = (const uint8_t *)text;
     size_t i = 0;
     while (i < n) {
         uint64_t eight;
-        if (n - i >= 8 && (memcpy(&eight, p + i, 8), (eight & 0x8080808080808080ull) == 0)) {
+        if (n - i >= 8 && (memcpy(&eight, text + i, 8), (eight & 0x8080808080808080ull) == 0)) {
             i += 8;
             continue;
         }
         uint32_t cp;
-        size_t len = kg_utf8_char(p + i, n - i, &cp);
+        size_t len = kg_utf8_decode(text + i, n - i, &cp);
         if (len == 0) {
             break;
         }

@@ -1,8 +1,8 @@
 /* Streaming text: whole characters only, stop strings held back and cut, whatever the pushes. */
 #include "text_test.h"
 
+#include "base/utf8.h"
 #include "text/detok.h"
-#include "text/utf8.h"
 
 struct fixture {
     struct kg_tok *tok;
@@ -31,7 +31,7 @@ static bool well_formed(const struct kg_text *t)
 {
     uint32_t cp;
     for (size_t i = 0; i < t->n;) {
-        size_t n = kg_utf8_char((const uint8_t *)t->v + i, t->n - i, &cp);
+        size_t n = kg_utf8_decode(t->v + i, t->n - i, &cp);
         if (n == 0) {
             return false;
         }

@@ -1,9 +1,9 @@
 /* Model output to reasoning, content and tool calls: the same for every way of cutting the ids. */
 #include "text_test.h"
 
+#include "base/utf8.h"
 #include "text/parser.h"
 #include "text/rawjson.h"
-#include "text/utf8.h"
 #include "text_linear.h"
 
 struct fixture {
@@ -457,7 +457,7 @@ static void check_random(struct fixture *f, int family, struct kg_parser_opts op
     assert_string_equal(whole.log.v, cut.log.v);
     for (size_t i = 0; i < whole.log.n;) {
         uint32_t cp;
-        size_t n = kg_utf8_char((const uint8_t *)whole.log.v + i, whole.log.n - i, &cp);
+        size_t n = kg_utf8_decode(whole.log.v + i, whole.log.n - i, &cp);
         assert_true(n > 0);
         i += n;
     }

@@ -2,7 +2,6 @@
 #include "text_test.h"
 
 #include "text/tok_impl.h"
-#include "text/utf8.h"
 #include <jansson.h>
 #include <pthread.h>
 #include <sys/stat.h>
