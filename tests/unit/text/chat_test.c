@@ -469,6 +469,47 @@ static void raw_reader_accepts_what_the_parser_accepts(void **state)
     assert_int_equal(kg_raw_value((struct kg_span){deep, sizeof(deep)}, &v), KG_EINVAL);
 }
 
+static void mutated_requests_are_rendered_or_refused(void **state)
+{
+    struct fixture *f = *state;
+    char path[4096];
+    uint64_t seed = 17;
+    size_t rendered = 0, refused_n = 0;
+    json_t *all = json_load_file(root_path(path, sizeof(path), "tests/golden/chat.json"), 0, NULL);
+    for (int round = 0; round < 6000; round++) {
+        json_t *request = request_of(json_array_get(all, rnd(&seed) % 8));
+        char *text = json_dumps(request, JSON_COMPACT);
+        size_t n = strlen(text);
+        json_decref(request);
+        for (size_t k = 1 + rnd(&seed) % 4; k > 0; k--) {
+            static const char bytes[] = "{}[]\",:0nt1e\\u x";
+            size_t a = rnd(&seed) % n, b = rnd(&seed) % n, len = rnd(&seed) % 12;
+            if (rnd(&seed) % 2 == 0) {
+                text[a] = bytes[rnd(&seed) % (sizeof(bytes) - 1)];
+            } else if (a + len < n && b + len < n) {
+                memmove(text + a, text + b, len);
+            }
+        }
+        request = json_loads(text, 0, NULL);
+        for (int linear = 0; linear < 2 && request != NULL; linear++) {
+            struct kg_chat_prompt prompt = {0};
+            struct kg_error err = {0};
+            int rc = kg_chat_render(linear ? f->linear : f->chat,
+                                    linear ? f->linear_scratch : f->scratch, request,
+                                    (struct kg_span){text, n}, &prompt, &err);
+            assert_true(rc == KG_OK || (rc == KG_EINVAL && err.text[0] != '\0'));
+            rendered += rc == KG_OK;
+            refused_n += rc != KG_OK;
+            kg_chat_prompt_free(&prompt);
+        }
+        json_decref(request);
+        free(text);
+    }
+    json_decref(all);
+    print_message("%zu rendered, %zu refused\n", rendered, refused_n);
+    assert_true(rendered > 500 && refused_n > 100);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -482,6 +523,7 @@ int main(void)
         cmocka_unit_test(errors_name_the_field),
         cmocka_unit_test(null_and_absent_mean_the_defaults),
         cmocka_unit_test(raw_reader_accepts_what_the_parser_accepts),
+        cmocka_unit_test(mutated_requests_are_rendered_or_refused),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
