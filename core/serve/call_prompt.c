@@ -197,9 +197,6 @@ static int set_lengths(const struct kg_api *api, const json_t *root, struct kg_c
     call->no_output = want == 0;
     if (want == 0)
         want = 1;
-    if (want != UINT32_MAX && call->sampling.min_tokens > want)
-        return kg_api_refuse(err, "min_tokens", "min_tokens = %u is above max_tokens = %u",
-                             call->sampling.min_tokens, want);
     for (uint32_t i = 0; i < call->n_prompts; i++) {
         struct kg_prompt *p = &call->prompts[i];
         uint32_t rest, max = want;
@@ -219,6 +216,9 @@ static int set_lengths(const struct kg_api *api, const json_t *root, struct kg_c
                                "the prompt has %zu tokens and max_tokens asks for %u more; "
                                "together at most %u fit",
                                p->ids.n, max, api->max_tokens);
+        if (call->sampling.min_tokens > max)
+            return kg_api_refuse(err, "min_tokens", "min_tokens = %u is above max_tokens = %u",
+                                 call->sampling.min_tokens, max);
         p->max_tokens = max;
     }
     return KG_OK;
