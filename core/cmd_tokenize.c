@@ -2,6 +2,7 @@
 #include "cmd.h"
 
 #include "base/buf.h"
+#include "base/utf8.h"
 #include "text/tokenizer.h"
 #include <stdlib.h>
 #include <string.h>
@@ -43,13 +44,19 @@ static void add_json(struct kg_buf *out, const struct kg_tok *tok, const struct 
     (void)kg_buf_puts(out, "]}\n");
 }
 
-/* A row per token: id, then its text as a JSON string; bytes that are no text show as U+FFFD. */
+/* A row per token: id, then its text as a JSON string, or its bytes in hex if they are no text. */
 static void add_table(struct kg_buf *out, const struct kg_tok *tok, const struct kg_ids *ids)
 {
     for (size_t i = 0; i < ids->n; i++) {
         struct kg_span s = kg_tok_bytes(tok, ids->v[i]);
         (void)kg_buf_printf(out, "%7u  ", ids->v[i]);
-        (void)kg_buf_json_str(out, s.p, s.n);
+        if (kg_utf8_valid(s.p, s.n) == s.n) {
+            (void)kg_buf_json_str(out, s.p, s.n);
+        } else {
+            for (size_t k = 0; k < s.n; k++) {
+                (void)kg_buf_printf(out, "%s%02x", k == 0 ? "" : " ", (unsigned)(uint8_t)s.p[k]);
+            }
+        }
         (void)kg_buf_putc(out, '\n');
     }
     (void)kg_buf_printf(out, "%zu tokens\n", ids->n);
