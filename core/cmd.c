@@ -139,7 +139,8 @@ int kg_cmd_config(const struct kg_cmd_line *line, struct kg_config **config)
     for (int i = 0; i < line->n_sets; i++)
         (void)kg_config_set(c, line->sets[i]);
     int rc = kg_config_finish(c);
-    print_lines("warning", kg_config_warnings(c));
+    if (!line->quiet || rc != KG_OK)
+        print_lines("warning", kg_config_warnings(c));
     if (rc != KG_OK) {
         print_lines("error", kg_config_errors(c));
         kg_config_destroy(c);

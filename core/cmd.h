@@ -38,6 +38,7 @@ struct kg_cmd_line {
     const char *sets[KG_CMD_SETS];
     int n_sets;
     int json;    /* --json */
+    int quiet;   /* set by a command that prints the warnings of the configuration itself */
     char **rest; /* [n_rest] other arguments, in order; inside argv */
     int n_rest;
 };

@@ -143,7 +143,8 @@ int kg_stack_open(const struct kg_config *config, struct kg_stack **stack, struc
     return KG_OK;
 }
 
-int kg_stack_plan(struct kg_stack *stack, struct kg_pool_layout *layout, struct kg_error *err)
+int kg_stack_pool(struct kg_stack *stack, struct kg_pool **pool, struct kg_pool_layout *layout,
+                  struct kg_error *err)
 {
     const struct kg_exec_desc *d = &stack->desc;
     const struct kg_engine_conf *e = &stack->conf->engine;
@@ -158,14 +159,10 @@ int kg_stack_plan(struct kg_stack *stack, struct kg_pool_layout *layout, struct 
         .align = d->align,
         .max_seqs = e->max_seqs,
     };
-    struct kg_pool *pool;
 
     layout->size = sizeof(*layout);
-    int rc = stack->parts.pool_ops->open(stack->parts.pool_host, stack->parts.pool_conf, &geom,
-                                         &pool, layout, err);
-    if (rc == KG_OK)
-        stack->parts.pool_ops->close(pool);
-    return rc;
+    return stack->parts.pool_ops->open(stack->parts.pool_host, stack->parts.pool_conf, &geom, pool,
+                                       layout, err);
 }
 
 int kg_stack_engine(struct kg_stack *stack, struct kg_error *err)

@@ -25,9 +25,12 @@ struct kg_stack {
 /* Opens backend, scheduler and speculation of a finished configuration. Reads the weights. */
 KG_CHECKED int kg_stack_open(const struct kg_config *config, struct kg_stack **stack,
                              struct kg_error *err);
-/* What the pool would answer: opens and closes one. Nothing of the arena is allocated. */
-KG_CHECKED int kg_stack_plan(struct kg_stack *stack, struct kg_pool_layout *layout,
-                             struct kg_error *err);
+/*
+ * Opens a pool of its own, as the engine will, to see what it answers: geometry, and by grants
+ * what fits. Nothing of the arena is allocated. Close it with parts.pool_ops->close.
+ */
+KG_CHECKED int kg_stack_pool(struct kg_stack *stack, struct kg_pool **pool,
+                             struct kg_pool_layout *layout, struct kg_error *err);
 /* Creates the engine (pool, arena). The caller starts it, or steps it. */
 KG_CHECKED int kg_stack_engine(struct kg_stack *stack, struct kg_error *err);
 /* Closes everything in reverse; NULL is allowed. */

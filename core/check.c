@@ -1,0 +1,145 @@
+#include "check.h"
+
+#include <kedge/spec.h>
+#include <string.h>
+
+/* Whether n requests of `tokens` tokens, draft rows included, hold memory at once: the pool's own
+ * answer to a grant. */
+static int fits(const struct kg_check *k, struct kg_pool *pool, uint64_t n, uint64_t tokens)
+{
+    const struct kg_pool_ops *ops = k->stack->parts.pool_ops;
+    const struct kg_engine_parts *p = &k->stack->parts;
+    static const uint32_t nothing[KG_N_KINDS] = {0, 0};
+    struct kg_shortage shortage;
+    uint32_t grant;
+
+    uint64_t rows = tokens + p->spec_ops->block(p->spec);
+    uint64_t pages = n * ((rows + k->layout.page_tokens - 1) / k->layout.page_tokens);
+    if (pages >= KG_NONE || n >= KG_NONE)
+        return 0;
+    const uint32_t need[KG_N_KINDS] = {[KG_PAGE] = (uint32_t)pages, [KG_STATE] = (uint32_t)n};
+    if (ops->grant_open(pool, need, nothing, &grant, &shortage) != KG_OK)
+        return 0;
+    ops->grant_close(pool, grant);
+    return 1;
+}
+
+/* The largest value up to `most` for which it still fits; requests or tokens are searched. */
+static uint32_t search(const struct kg_check *k, struct kg_pool *pool, uint32_t most,
+                       uint32_t tokens)
+{
+    uint32_t lo = 0;
+    uint32_t hi = most;
+
+    while (lo < hi) {
+        uint32_t mid = lo + (hi - lo + 1) / 2;
+        int ok = tokens != 0 ? fits(k, pool, mid, tokens) : fits(k, pool, 1, mid);
+        if (ok)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return lo;
+}
+
+static void warn_config(struct kg_check *k)
+{
+    (void)kg_buf_puts(&k->warnings, kg_config_warnings(k->config));
+}
+
+/* The length a request commonly has, as a share of the longest: index into fits. */
+#define TYPICAL 2
+
+static void warn_padding(struct kg_check *k, const char *kind, uint64_t natural, uint64_t takes)
+{
+    if (takes - natural <= takes / 20)
+        return;
+    (void)kg_buf_printf(&k->warnings, "a %s of %llu bytes takes %llu: %.0f %% of it is padding\n",
+                        kind, (unsigned long long)natural, (unsigned long long)takes,
+                        100.0 * (double)(takes - natural) / (double)takes);
+}
+
+static void warn_memory(struct kg_check *k)
+{
+    const struct kg_engine_conf *e = &k->stack->conf->engine;
+    struct kg_buf *w = &k->warnings;
+
+    if (k->max_tokens < k->context)
+        (void)kg_buf_printf(w,
+                            "[memory] bytes = %llu: a request can hold %u tokens, not the %u the "
+                            "model allows; longer ones are refused\n",
+                            (unsigned long long)e->arena_bytes, k->max_tokens, k->context);
+    if (k->fits[TYPICAL].requests < e->max_seqs && k->fits[TYPICAL].tokens != 0)
+        (void)kg_buf_printf(w,
+                            "[engine] max_seqs = %u: only %u requests of %u tokens fit at once, "
+                            "others wait or are preempted\n",
+                            e->max_seqs, k->fits[TYPICAL].requests, k->fits[TYPICAL].tokens);
+    if (k->layout.page_tokens != e->page_tokens)
+        (void)kg_buf_printf(w, "[memory] page_tokens = %u: the pool uses %u\n", e->page_tokens,
+                            k->layout.page_tokens);
+    warn_padding(k, "page", k->page_bytes, k->layout.unit_bytes[KG_PAGE]);
+    warn_padding(k, "state", k->state_bytes, k->layout.unit_bytes[KG_STATE]);
+    if (k->bytes.padding > k->bytes.arena / 20)
+        (void)kg_buf_printf(w, "%.1f %% of the memory is a rest that no unit can use\n",
+                            100.0 * (double)k->bytes.padding / (double)k->bytes.arena);
+}
+
+static void warn_promises(struct kg_check *k)
+{
+    const uint64_t all =
+        KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK | KG_EXEC_CAP_INVARIANT_PATH;
+    struct kg_buf *w = &k->warnings;
+
+    (void)kg_buf_puts(w, "prefix reuse: not built yet, every request is computed from its first "
+                         "token\n");
+    if ((k->stack->desc.caps & all) != all)
+        (void)kg_buf_puts(w, "the backend does not promise equal bits whatever the batch, chunk "
+                             "and path: comparisons of outputs rest on less\n");
+    if ((k->stack->desc.caps & KG_EXEC_CAP_VIRTUAL) != 0)
+        (void)kg_buf_puts(w, "the backend's clock is virtual: good for experiments, kedge serve "
+                             "refuses it\n");
+    if ((k->stack->parts.spec_caps & KG_SPEC_CAP_COST) != 0)
+        (void)kg_buf_puts(w, "speculation would decide better with a cost surface; it is not "
+                             "built yet, so the plugin works without\n");
+}
+
+int kg_check_gather(struct kg_check *check, struct kg_config *config, struct kg_stack *stack,
+                    struct kg_error *err)
+{
+    static const uint32_t shares[KG_CHECK_FITS] = {1, 4, 16, 64, 256};
+    const struct kg_engine_conf *e = &stack->conf->engine;
+    const struct kg_exec_desc *d = &stack->desc;
+    struct kg_pool *pool;
+
+    memset(check, 0, sizeof(*check));
+    check->config = config;
+    check->stack = stack;
+    kg_buf_init(&check->warnings, 1 << 20);
+    int rc = kg_stack_pool(stack, &pool, &check->layout, err);
+    if (rc != KG_OK)
+        return rc;
+    stack->parts.pool_ops->bytes(pool, &check->bytes);
+    check->page_bytes = (uint64_t)check->layout.page_tokens * d->token_bytes;
+    check->state_bytes = (uint64_t)d->n_state_parts * d->state_part_bytes;
+    check->context = d->max_context;
+    if (e->max_context != 0 && e->max_context < check->context)
+        check->context = e->max_context;
+    check->max_tokens = search(check, pool, check->context, 0);
+    for (size_t i = 0; i < KG_CHECK_FITS; i++) {
+        uint32_t tokens = check->max_tokens / shares[i];
+        if (tokens == 0)
+            break;
+        check->fits[i].tokens = tokens;
+        check->fits[i].requests = search(check, pool, e->max_seqs, tokens);
+    }
+    stack->parts.pool_ops->close(pool);
+    warn_config(check);
+    warn_memory(check);
+    warn_promises(check);
+    return KG_OK;
+}
+
+void kg_check_fini(struct kg_check *check)
+{
+    kg_buf_fini(&check->warnings);
+}

@@ -1,0 +1,251 @@
+#include "check.h"
+
+#include <string.h>
+
+/* Bytes with a unit people read: "256 MiB", "48.5 KiB". */
+static void put_bytes(struct kg_buf *b, uint64_t n)
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+    double v = (double)n;
+    size_t i = 0;
+
+    while (v >= 1024 && i < 4) {
+        v /= 1024;
+        i++;
+    }
+    (void)kg_buf_printf(b, v == (double)(uint64_t)v ? "%.0f %s" : "%.1f %s", v, units[i]);
+}
+
+static void put_line(struct kg_buf *b, const char *name)
+{
+    (void)kg_buf_printf(b, "%-12s ", name);
+}
+
+static void text_model(const struct kg_check *k, struct kg_buf *b)
+{
+    const struct kg_exec_desc *d = &k->stack->desc;
+    const char *path = k->stack->conf->model_path;
+
+    put_line(b, "model");
+    (void)kg_buf_printf(b, "%s, %u layers (%u KDA, %u MLA), vocabulary %u, context %u tokens\n",
+                        d->family, d->n_layers, d->n_kda_layers, d->n_mla_layers, d->vocab,
+                        k->context);
+    put_line(b, "");
+    (void)kg_buf_printf(b, "%s, weights ", path[0] != '\0' ? path : "no checkpoint");
+    put_bytes(b, d->weight_bytes);
+    (void)kg_buf_puts(b, ", scratch ");
+    put_bytes(b, d->scratch_bytes);
+    (void)kg_buf_putc(b, '\n');
+}
+
+static void text_compute(const struct kg_check *k, struct kg_buf *b)
+{
+    const struct kg_exec_desc *d = &k->stack->desc;
+
+    put_line(b, "compute");
+    (void)kg_buf_printf(b, "%s%s%s\n", d->kernels, d->math[0] != '\0' ? ", math " : "", d->math);
+    put_line(b, "promise");
+    (void)kg_buf_printf(b,
+                        "bits independent of batch: %s, of prefill chunks: %s, of the path: %s\n",
+                        (d->caps & KG_EXEC_CAP_INVARIANT_BATCH) != 0 ? "yes" : "no",
+                        (d->caps & KG_EXEC_CAP_INVARIANT_CHUNK) != 0 ? "yes" : "no",
+                        (d->caps & KG_EXEC_CAP_INVARIANT_PATH) != 0 ? "yes" : "no");
+}
+
+static void text_plugins(const struct kg_check *k, struct kg_buf *b)
+{
+    for (uint32_t kind = KG_KIND_POOL; kind < KG_PLUGIN_KINDS; kind++) {
+        const struct kg_choice *c = kg_config_choice(k->config, kind);
+        const struct kg_plugin *p = c->ref.plugin;
+        if (p == NULL)
+            continue;
+        put_line(b, kg_plugin_kind_name(kind));
+        (void)kg_buf_printf(b, "%s %s: %s", p->name, p->version, p->summary);
+        if (kind == KG_KIND_COMM)
+            (void)kg_buf_puts(b, " (one rank: not called)");
+        (void)kg_buf_puts(b, "\n");
+        put_line(b, "");
+        (void)kg_buf_puts(b, "can ");
+        if (p->caps != 0)
+            kg_plugin_caps(kind, p->caps, b);
+        else
+            (void)kg_buf_puts(b, "nothing beyond its kind");
+        (void)kg_buf_putc(b, '\n');
+    }
+}
+
+static void text_memory(const struct kg_check *k, struct kg_buf *b)
+{
+    const struct kg_pool_layout *l = &k->layout;
+    const struct kg_exec_desc *d = &k->stack->desc;
+
+    put_line(b, "memory");
+    put_bytes(b, l->arena_bytes);
+    (void)kg_buf_printf(b, " (%llu bytes), padding ", (unsigned long long)l->arena_bytes);
+    put_bytes(b, k->bytes.padding);
+    (void)kg_buf_putc(b, '\n');
+    put_line(b, "page");
+    (void)kg_buf_printf(b, "%u tokens of %llu bytes = ", l->page_tokens,
+                        (unsigned long long)d->token_bytes);
+    put_bytes(b, k->page_bytes);
+    (void)kg_buf_puts(b, ", takes ");
+    put_bytes(b, l->unit_bytes[KG_PAGE]);
+    (void)kg_buf_printf(b, "; at most %u\n", l->max_units[KG_PAGE]);
+    if (d->draft_token_bytes != 0) {
+        put_line(b, "");
+        (void)kg_buf_printf(b, "of a token, %llu bytes are the drafter's\n",
+                            (unsigned long long)d->draft_token_bytes);
+    }
+    put_line(b, "state");
+    (void)kg_buf_printf(b, "%u parts of %llu bytes = ", d->n_state_parts,
+                        (unsigned long long)d->state_part_bytes);
+    put_bytes(b, k->state_bytes);
+    (void)kg_buf_puts(b, ", takes ");
+    put_bytes(b, l->unit_bytes[KG_STATE]);
+    (void)kg_buf_printf(b, " in %u slot%s; at most %u\n", l->slots_per_state,
+                        l->slots_per_state == 1 ? "" : "s", l->max_units[KG_STATE]);
+    put_line(b, "fits");
+    (void)kg_buf_printf(b, "a request of at most %u tokens; at once", k->max_tokens);
+    for (size_t i = 0; i < KG_CHECK_FITS && k->fits[i].tokens != 0; i++)
+        (void)kg_buf_printf(b, "%s %u of %u tokens", i == 0 ? "" : ",", k->fits[i].requests,
+                            k->fits[i].tokens);
+    (void)kg_buf_putc(b, '\n');
+}
+
+static void text_rules(const struct kg_check *k, struct kg_buf *b)
+{
+    static const char *const lifetimes[] = {"prompt", "max", "expected"};
+    const struct kg_engine_conf *e = &k->stack->conf->engine;
+
+    put_line(b, "engine");
+    (void)kg_buf_printf(b,
+                        "%u requests run, %u in all; %u rows a step, %u of one prompt; admission "
+                        "reserves: %s\n",
+                        e->max_seqs, e->max_requests, e->step_tokens, e->prefill_chunk,
+                        lifetimes[e->lifetime < 3 ? e->lifetime : 0]);
+    put_line(b, "speculation");
+    if (k->stack->parts.spec_ops->block(k->stack->parts.spec) == 0)
+        (void)kg_buf_puts(b, "off\n");
+    else
+        (void)kg_buf_printf(b,
+                            "up to %u drafts, accepted by coupling: output equals plain decoding\n",
+                            k->stack->parts.spec_ops->block(k->stack->parts.spec));
+    put_line(b, "prefix");
+    (void)kg_buf_puts(b, "reuse: not built yet\n");
+    put_line(b, "parallel");
+    (void)kg_buf_puts(b, "one rank\n");
+}
+
+static void put_warnings(const struct kg_check *k, struct kg_buf *b)
+{
+    const char *text = kg_buf_cstr(&k->warnings);
+
+    while (*text != '\0') {
+        size_t n = strcspn(text, "\n");
+        (void)kg_buf_printf(b, "warning: %.*s\n", (int)n, text);
+        text += n + (text[n] == '\n');
+    }
+}
+
+void kg_check_text(const struct kg_check *check, struct kg_buf *b)
+{
+    text_model(check, b);
+    text_compute(check, b);
+    text_plugins(check, b);
+    text_memory(check, b);
+    text_rules(check, b);
+    put_warnings(check, b);
+}
+
+static void put_key(struct kg_buf *b, const char *key, const char *text)
+{
+    (void)kg_buf_printf(b, "\"%s\":", key);
+    (void)kg_buf_json_str(b, text, strlen(text));
+}
+
+static void put_num(struct kg_buf *b, const char *key, uint64_t v)
+{
+    (void)kg_buf_printf(b, ",\"%s\":%llu", key, (unsigned long long)v);
+}
+
+static void put_bool(struct kg_buf *b, const char *key, int v)
+{
+    (void)kg_buf_printf(b, "%s\"%s\":%s", b->len == 0 || b->data[b->len - 1] == '{' ? "" : ",", key,
+                        v ? "true" : "false");
+}
+
+static void json_model(const struct kg_check *k, struct kg_buf *b)
+{
+    const struct kg_exec_desc *d = &k->stack->desc;
+
+    (void)kg_buf_puts(b, "\"model\":{");
+    put_key(b, "path", k->stack->conf->model_path);
+    (void)kg_buf_putc(b, ',');
+    put_key(b, "family", d->family);
+    put_num(b, "layers", d->n_layers);
+    put_num(b, "kda_layers", d->n_kda_layers);
+    put_num(b, "mla_layers", d->n_mla_layers);
+    put_num(b, "vocab", d->vocab);
+    put_num(b, "context_tokens", k->context);
+    put_num(b, "weight_bytes", d->weight_bytes);
+    put_num(b, "scratch_bytes", d->scratch_bytes);
+    (void)kg_buf_puts(b, "},\"compute\":{");
+    put_key(b, "kernels", d->kernels);
+    (void)kg_buf_putc(b, ',');
+    put_key(b, "math", d->math);
+    (void)kg_buf_puts(b, "},\"promises\":{");
+    put_bool(b, "batch", (d->caps & KG_EXEC_CAP_INVARIANT_BATCH) != 0);
+    put_bool(b, "chunk", (d->caps & KG_EXEC_CAP_INVARIANT_CHUNK) != 0);
+    put_bool(b, "path", (d->caps & KG_EXEC_CAP_INVARIANT_PATH) != 0);
+    (void)kg_buf_puts(b, "},\"plugins\":{");
+    for (uint32_t kind = KG_KIND_POOL; kind <= KG_KIND_EXEC; kind++) {
+        (void)kg_buf_puts(b, kind == KG_KIND_POOL ? "" : ",");
+        put_key(b, kg_plugin_kind_name(kind), kg_config_choice(k->config, kind)->ref.plugin->name);
+    }
+    (void)kg_buf_putc(b, '}');
+}
+
+static void json_memory(const struct kg_check *k, struct kg_buf *b)
+{
+    const struct kg_pool_layout *l = &k->layout;
+
+    (void)kg_buf_printf(b, ",\"memory\":{\"arena_bytes\":%llu", (unsigned long long)l->arena_bytes);
+    put_num(b, "padding_bytes", k->bytes.padding);
+    put_num(b, "page_tokens", l->page_tokens);
+    put_num(b, "token_bytes", k->stack->desc.token_bytes);
+    put_num(b, "draft_token_bytes", k->stack->desc.draft_token_bytes);
+    put_num(b, "page_bytes", k->page_bytes);
+    put_num(b, "page_unit_bytes", l->unit_bytes[KG_PAGE]);
+    put_num(b, "max_pages", l->max_units[KG_PAGE]);
+    put_num(b, "state_bytes", k->state_bytes);
+    put_num(b, "state_unit_bytes", l->unit_bytes[KG_STATE]);
+    put_num(b, "slots_per_state", l->slots_per_state);
+    put_num(b, "max_states", l->max_units[KG_STATE]);
+    put_num(b, "max_request_tokens", k->max_tokens);
+    (void)kg_buf_puts(b, ",\"fits\":[");
+    for (size_t i = 0; i < KG_CHECK_FITS && k->fits[i].tokens != 0; i++)
+        (void)kg_buf_printf(b, "%s{\"tokens\":%u,\"requests\":%u}", i == 0 ? "" : ",",
+                            k->fits[i].tokens, k->fits[i].requests);
+    (void)kg_buf_puts(b, "]}");
+}
+
+void kg_check_json(const struct kg_check *check, struct kg_buf *b)
+{
+    const char *text = kg_buf_cstr(&check->warnings);
+    const char *comma = "";
+
+    (void)kg_buf_putc(b, '{');
+    json_model(check, b);
+    json_memory(check, b);
+    (void)kg_buf_printf(b, ",\"draft_block\":%u,\"prefix\":{\"built\":false},\"ranks\":1",
+                        check->stack->parts.spec_ops->block(check->stack->parts.spec));
+    (void)kg_buf_puts(b, ",\"warnings\":[");
+    while (*text != '\0') {
+        size_t n = strcspn(text, "\n");
+        (void)kg_buf_puts(b, comma);
+        (void)kg_buf_json_str(b, text, n);
+        comma = ",";
+        text += n + (text[n] == '\n');
+    }
+    (void)kg_buf_puts(b, "]}\n");
+}
