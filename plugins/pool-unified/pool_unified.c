@@ -266,12 +266,10 @@ static void make_room(struct kg_pool *pool, uint32_t kind, uint32_t n)
 {
     const struct band *b = &pool->bands[kind];
     struct band *neighbour = &pool->bands[!kind];
-    uint64_t end = band_frontier(b);
     uint32_t n_moves = 0;
 
-    if ((uint64_t)b->n_used + n > end)
-        end = (uint64_t)b->n_used + n;
-    uint64_t room = pool->layout.arena_bytes - end * b->stride;
+    /* With own holes for all n the neighbour is within this already. */
+    uint64_t room = pool->layout.arena_bytes - ((uint64_t)b->n_used + n) * b->stride;
     for (; band_frontier(neighbour) * neighbour->stride > room; n_moves++)
         shrink(pool, neighbour);
     if (n_moves > 0)

@@ -82,9 +82,10 @@ struct kg_shortage {
     uint32_t reserved; /* 0 */
     uint64_t bytes;    /* bytes missing, after compaction (grants: and beyond `evictable`) */
     /*
-     * Least number of units of that kind alone whose eviction would cover it; KG_NONE where
-     * evicting that kind cannot, be it another budget or pinned units in the way. May be more
-     * than there are: evict what there is, of a kind that is not KG_NONE, and ask again.
+     * Least number of units of that kind alone whose eviction would cover what `kind` is short of;
+     * KG_NONE where evicting that kind cannot, be it another budget or pinned units in the way.
+     * May be more than there are: evict what there is, of a kind that is not KG_NONE, and ask
+     * again. The kind asked for is never KG_NONE in a shortfall.
      */
     uint32_t evict[KG_N_KINDS];
 };

@@ -1,7 +1,7 @@
 /*
  * What every pool must do, run over each plugin and style: pool_test PLUGIN.so [KEY=VALUE ...].
- * Cases that need a capability look it up in the layout; public failures (V and S rows of
- * core/docs/failures.md) are named where a case comes from one.
+ * Cases that need a capability look it up in the layout. V and S numbers name the public failure
+ * of another engine that a case would have caught.
  */
 #include "cases.h"
 
