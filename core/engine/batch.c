@@ -314,6 +314,7 @@ int kg_batch_run(struct kg_engine *e, struct kg_error *err)
     if (rc != KG_OK) {
         why.rc = rc;
         fail_batch(e, &why);
+        kg_req_settle(e);
         *err = why;
         return rc;
     }

@@ -112,8 +112,12 @@ static uint32_t block_of(const struct kg_engine *e)
 {
     uint32_t block = 0;
 
-    if (e->parts.spec_ops != NULL && (e->desc.caps & KG_EXEC_CAP_VERIFY)) {
+    int model = (e->parts.spec_caps & KG_SPEC_CAP_MODEL) != 0;
+    int can = (e->desc.caps & KG_EXEC_CAP_VERIFY) && (!model || (e->desc.caps & KG_EXEC_CAP_DRAFT));
+
+    if (e->parts.spec_ops != NULL && can) {
         block = e->parts.spec_ops->block(e->parts.spec);
+        block = !model || block < e->desc.draft_block ? block : e->desc.draft_block;
         block = block < e->desc.max_draft ? block : e->desc.max_draft;
         block = block < e->conf.step_tokens - 1 ? block : e->conf.step_tokens - 1;
     }

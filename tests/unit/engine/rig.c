@@ -192,6 +192,9 @@ static void open_exec(struct rig *rig, const struct rig_conf *c)
     if (rc != KG_OK) {
         fail_msg("exec-null: %s", err.text);
     }
+    if (c->wrap != NULL) {
+        rig->parts.exec_ops = c->wrap(rig->parts.exec_ops);
+    }
     rig->parts.exec = rig->exec;
 }
 

@@ -33,6 +33,8 @@ struct rig_conf {
     uint32_t max_draft;             /* 8 */
     uint32_t lifetime, max_wait_ms, queue_timeout_ms;
     uint32_t no_debug; /* 1: no checks after each step */
+    /* Replaces the backend's table, for backends that fail. */
+    const struct kg_exec_ops *(*wrap)(const struct kg_exec_ops *ops);
     const struct kg_engine_test *test;
 };
 
