@@ -85,13 +85,18 @@ export function mixedText(root, bytes) {
   return parts.join("").toWellFormed();
 }
 
-// Every character up to U+1000 and a sample of the rest of the first planes, alone and beside
+// Every character up to U+1000, of the blocks with spaces and marks up to U+3200, and a sample of
+// the rest of the first planes, alone and beside
 // letters; runs that the cutting rule cuts, made of short pieces, since the public encoder needs
 // quadratic time for long ones.
 export function oddText() {
   let s = "";
   for (let c = 1; c < 0x1000; c++) s += String.fromCodePoint(c) + (c % 3 ? "" : "aA") + (c % 7 ? "" : " ");
-  for (let c = 0x1000; c < 0x30000; c += 37) s += " " + String.fromCodePoint(c) + "x";
+  const dense = (c) => (c >= 0x1670 && c < 0x1690) || (c >= 0x1800 && c < 0x1820) || (c >= 0x1f00 && c < 0x3200);
+  for (let c = 0x1000; c < 0x30000; c += dense(c) ? 1 : c < 0x3200 ? 16 : 37) {
+    const x = String.fromCodePoint(c);
+    s += ` ${x}x!${x}!`;
+  }
   s += "ab1!".repeat(13000) + " " + "字a".repeat(13000) + " ".repeat(3000) + "\n \t".repeat(9000) + "x";
   return s.toWellFormed();
 }

@@ -310,6 +310,7 @@ static void calls_without_a_name_and_stray_arguments_are_dropped(void **state)
               CALL("f") "stray" OPEN("argument type=\"string\"") "no key" CLOSE("argument")
                   CLOSE("call") END,
           "C:a|B0:f,c0|A0:{}|E0:");
+    check(f, 0, answering, "a" OPEN("json type=\"object\"") "{}" CLOSE("json") "b" END, "C:a{}b");
     check(f, 0, answering, "a" ARG("k", "string", "v") CLOSE("call") CLOSE("tools") "b" END,
           "C:avb");
 }
