@@ -329,11 +329,12 @@ int kg_answer_finish(struct kg_answer *c, bool length)
 
     if (rc < 0)
         return rc;
-    if (length || c->call->no_output)
-        c->finish = "length";
-    else if (c->n_calls > 0 && !c->stopped)
-        c->finish = "tool_calls";
-    else
+    /* The engine may have run to its limit before it heard of the stop string. */
+    if (c->stopped)
         c->finish = "stop";
+    else if (length || c->call->no_output)
+        c->finish = "length";
+    else
+        c->finish = c->n_calls > 0 ? "tool_calls" : "stop";
     return pile_state(c);
 }

@@ -21,17 +21,20 @@ static void write_finish(const struct kg_answer *c, struct kg_buf *b)
         kg_buf_puts(b, ",\"finish_reason\":null");
 }
 
-/* Lists of token ids; `first`: the prompt's too. */
-static void write_ids(const struct kg_answer *c, struct kg_buf *b, bool first)
+static void write_ids(const struct kg_answer *c, struct kg_buf *b)
 {
-    const struct kg_ids *p = &c->call->prompts[c->prompt].ids;
-
     if (!c->call->return_token_ids)
         return;
     kg_buf_puts(b, ",\"token_ids\":[");
     kg_buf_add(b, kg_buf_cstr(&c->token_ids), c->token_ids.len);
     kg_buf_putc(b, ']');
-    if (!first)
+}
+
+static void write_prompt_ids(const struct kg_answer *c, struct kg_buf *b)
+{
+    const struct kg_ids *p = &c->call->prompts[c->prompt].ids;
+
+    if (!c->call->return_token_ids)
         return;
     kg_buf_puts(b, ",\"prompt_token_ids\":[");
     for (size_t i = 0; i < p->n; i++)
@@ -117,8 +120,7 @@ void kg_answer_write_role(struct kg_answer *c, struct kg_buf *b)
                   "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
                   "\"logprobs\":null,\"finish_reason\":null",
                   c->index);
-    if (c->call->return_token_ids)
-        write_ids(c, b, true);
+    write_prompt_ids(c, b);
     kg_buf_putc(b, '}');
     c->role_sent = true;
 }
@@ -145,7 +147,7 @@ static void write_chat_delta(const struct kg_answer *c, struct kg_buf *b)
     else
         kg_buf_puts(b, ",\"logprobs\":null");
     write_finish(c, b);
-    write_ids(c, b, false);
+    write_ids(c, b);
     kg_buf_putc(b, '}');
 }
 
@@ -155,7 +157,9 @@ static void write_text(const struct kg_answer *c, struct kg_buf *b, bool first)
     kg_buf_json_str(b, kg_buf_cstr(&c->content), c->content.len);
     write_logprobs(c, b);
     write_finish(c, b);
-    write_ids(c, b, first);
+    write_ids(c, b);
+    if (first)
+        write_prompt_ids(c, b);
     kg_buf_putc(b, '}');
 }
 
@@ -194,7 +198,8 @@ static void write_message(const struct kg_answer *c, struct kg_buf *b)
     kg_buf_putc(b, '}');
     write_logprobs(c, b);
     write_finish(c, b);
-    write_ids(c, b, true);
+    write_ids(c, b);
+    write_prompt_ids(c, b);
     kg_buf_putc(b, '}');
 }
 

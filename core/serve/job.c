@@ -371,7 +371,8 @@ static void explain_done(const struct kg_event *ev, struct kg_api_error *err)
 static void take_done(struct kg_job *job, uint32_t i, const struct kg_event *ev)
 {
     struct kg_job_answer *a = &job->answers[i];
-    bool good = ev->finish <= KG_FINISH_CALLER;
+    /* Past a stop string the answer is whole, whatever became of the sequence. */
+    bool good = ev->finish <= KG_FINISH_CALLER || a->answer.stopped;
     struct kg_api_error err = {0};
 
     a->n_cached = ev->n_cached;
