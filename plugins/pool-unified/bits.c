@@ -57,7 +57,7 @@ void bits_remove(struct bits *b, uint32_t i)
 
 int bits_has(const struct bits *b, uint32_t i)
 {
-    return (b->level[0][i >> 6] >> (i & 63)) & 1;
+    return (int)(b->level[0][i >> 6] >> (i & 63) & 1);
 }
 
 uint32_t bits_first(const struct bits *b)

@@ -14,8 +14,9 @@
 #include <string.h>
 
 #define TOKEN_BYTES 13824u /* 24 layers of 576, one byte each */
-#define PART_BYTES 814080u /* one KDA layer: recurrent state in fp32, convolution window in bf16 \
-                            */
+#define PART_BYTES                                                                \
+    814080u /* one KDA layer: recurrent state in fp32, convolution window in bf16 \
+             */
 #define N_PARTS 69u
 
 static const char *split_path, *unified_path;
@@ -237,6 +238,27 @@ static void one_arena_admits_at_least_as_many_in_either_phase(void **state)
     assert_true(lost >= 6); /* each ratio is wrong for most lengths */
 }
 
+/* The option caps each idle compaction below what the caller allows; 0 turns them off. */
+static void idle_moves_caps_idle_compaction(void **state)
+{
+    const char *settings[] = {"idle_moves=0", "idle_moves=2", "idle_moves=64"};
+    const int most[] = {0, 2, 5};
+    const uint32_t need[KG_N_KINDS] = {[KG_PAGE] = 10};
+
+    (void)state;
+    for (size_t i = 0; i < 3; i++) {
+        struct rig rig;
+        struct kg_shortage s;
+        uint32_t grant, ids[10];
+        open_k3(&rig, unified_path, settings[i], NULL);
+        assert_int_equal(rig.ops->grant_open(rig.pool, need, nothing, &grant, &s), KG_OK);
+        assert_int_equal(rig.ops->take(rig.pool, grant, KG_PAGE, 10, ids), KG_OK);
+        assert_int_equal(rig.ops->give(rig.pool, KG_PAGE, 5, ids), KG_OK);
+        assert_int_equal(rig.ops->compact(rig.pool, 100), most[i]);
+        close_k3(&rig);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -247,6 +269,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ratio_is_bytes_of_states_to_bytes_of_pages),
         cmocka_unit_test(too_few_states_are_refused_with_a_number_that_works),
         cmocka_unit_test(one_arena_admits_at_least_as_many_in_either_phase),
+        cmocka_unit_test(idle_moves_caps_idle_compaction),
     };
 
     if (argc != 3) {
