@@ -95,7 +95,7 @@ export function oddText() {
   const dense = (c) => (c >= 0x1670 && c < 0x1690) || (c >= 0x1800 && c < 0x1820) || (c >= 0x1f00 && c < 0x3200);
   for (let c = 0x1000; c < 0x30000; c += dense(c) ? 1 : c < 0x3200 ? 16 : 37) {
     const x = String.fromCodePoint(c);
-    s += ` ${x}x!${x}!`;
+    s += ` ${x}x!${x}!   ${x}`;
   }
   s += "ab1!".repeat(13000) + " " + "字a".repeat(13000) + " ".repeat(3000) + "\n \t".repeat(9000) + "x";
   return s.toWellFormed();
