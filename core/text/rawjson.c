@@ -135,10 +135,43 @@ static size_t scan_key(struct kg_span s, size_t i)
     return i < s.n && s.p[i] == ':' ? i + 1 : 0;
 }
 
-/* One value without recursion: `open` remembers which bracket is open at each depth. */
-static size_t scan_value(struct kg_span s, size_t i)
+/*
+ * Where every object and array of a text ends, in the order they begin. Writing a value looks ends
+ * up here: reading an inner value again at every level would cost its size times its depth.
+ */
+struct extents {
+    struct extent {
+        const char *from, *to;
+    } * v; /* [n] */
+    size_t n, cap;
+    bool failed; /* out of memory */
+};
+
+/* Index of a new extent. */
+static size_t extent_open(struct extents *all, const char *from)
+{
+    if (all->n == all->cap) {
+        size_t cap = all->cap == 0 ? 64 : 2 * all->cap;
+        struct extent *v = all->failed ? NULL : realloc(all->v, cap * sizeof(*v));
+        if (v == NULL) {
+            all->failed = true;
+            return 0;
+        }
+        all->v = v;
+        all->cap = cap;
+    }
+    all->v[all->n].from = from;
+    return all->n++;
+}
+
+/*
+ * One value without recursion: `open` remembers which bracket is open at each depth. `all`, if not
+ * NULL, gets the extents met.
+ */
+static size_t scan_value(struct kg_span s, size_t i, struct extents *all)
 {
     char open[KG_RAW_MAX_DEPTH];
+    size_t extent[KG_RAW_MAX_DEPTH];
     size_t depth = 0;
     for (;;) {
         i = skip_white(s, i);
@@ -149,7 +182,8 @@ static size_t scan_value(struct kg_span s, size_t i)
             if (depth == KG_RAW_MAX_DEPTH) {
                 return 0;
             }
-            open[depth++] = s.p[i] == '{' ? '}' : ']';
+            open[depth] = s.p[i] == '{' ? '}' : ']';
+            extent[depth++] = all != NULL ? extent_open(all, s.p + i) : 0;
             i = skip_white(s, i + 1);
             if (i >= s.n || s.p[i] != open[depth - 1]) {
                 if (open[depth - 1] == '}') {
@@ -173,6 +207,9 @@ static size_t scan_value(struct kg_span s, size_t i)
         while (i < s.n && depth > 0 && s.p[i] == open[depth - 1]) {
             i++;
             depth--;
+            if (all != NULL && !all->failed) {
+                all->v[extent[depth]].to = s.p + i;
+            }
             if (depth == 0) {
                 return i;
             }
@@ -219,7 +256,7 @@ enum kg_raw_type kg_raw_type_of(struct kg_span value)
 ptrdiff_t kg_raw_value(struct kg_span text, struct kg_span *value)
 {
     size_t from = skip_white(text, 0);
-    size_t end = scan_value(text, from);
+    size_t end = scan_value(text, from, NULL);
     if (end == 0) {
         return KG_EINVAL;
     }
@@ -227,7 +264,26 @@ ptrdiff_t kg_raw_value(struct kg_span text, struct kg_span *value)
     return (ptrdiff_t)end;
 }
 
-bool kg_raw_next(struct kg_span container, size_t *at, struct kg_raw_member *member)
+/* End of the value at s.p[i], looked up if it is an object or array that `all` knows. */
+static size_t value_end(struct kg_span s, size_t i, const struct extents *all)
+{
+    if (all == NULL || (s.p[i] != '{' && s.p[i] != '[')) {
+        return scan_value(s, i, NULL);
+    }
+    size_t lo = 0, hi = all->n - 1;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (all->v[mid].from < s.p + i) {
+            lo = mid + 1;
+        } else {
+            hi = mid;
+        }
+    }
+    return (size_t)(all->v[lo].to - s.p);
+}
+
+static bool next_member(struct kg_span container, size_t *at, struct kg_raw_member *member,
+                        const struct extents *all)
 {
     /* Stands on the opening bracket, a comma, or behind a value. */
     size_t i = *at == 0 ? 1 : skip_white(container, *at);
@@ -247,10 +303,15 @@ bool kg_raw_next(struct kg_span container, size_t *at, struct kg_raw_member *mem
         member->key = (struct kg_span){container.p + i, end - i};
         i = skip_white(container, skip_white(container, end) + 1);
     }
-    size_t end = scan_value(container, i);
+    size_t end = value_end(container, i, all);
     member->value = (struct kg_span){container.p + i, end - i};
     *at = end;
     return true;
+}
+
+bool kg_raw_next(struct kg_span container, size_t *at, struct kg_raw_member *member)
+{
+    return next_member(container, at, member, NULL);
 }
 
 /* Compares a quoted key with plain text without building it, as long as it has no escapes. */
@@ -398,18 +459,19 @@ static bool same_key(const struct sort_member *x, const struct sort_member *y)
 }
 
 /* Members sorted by key; of equal ones one is kept, with the first place and the last value. */
-static int sorted_members(struct kg_span object, struct sort_member **out, size_t *n_out)
+static int sorted_members(struct kg_span object, const struct extents *ends,
+                          struct sort_member **out, size_t *n_out)
 {
     struct kg_raw_member m;
     size_t n = 0, at = 0, kept = 0;
-    while (kg_raw_next(object, &at, &m)) {
+    while (next_member(object, &at, &m, ends)) {
         n++;
     }
     struct sort_member *all = calloc(n + 1, sizeof(*all));
     int rc = all == NULL ? KG_ENOMEM : KG_OK;
     at = 0;
     for (size_t i = 0; i < n && rc == KG_OK; i++) {
-        (void)kg_raw_next(object, &at, &all[i].m);
+        (void)next_member(object, &at, &all[i].m, ends);
         all[i].place = i;
         rc = kg_raw_unquote(all[i].m.key, &all[i].key);
     }
@@ -446,7 +508,7 @@ ptrdiff_t kg_raw_members(struct kg_span object, struct kg_raw_member **members)
 {
     struct sort_member *all = NULL;
     size_t n = 0;
-    if (sorted_members(object, &all, &n) != KG_OK) {
+    if (sorted_members(object, NULL, &all, &n) != KG_OK) {
         return KG_ENOMEM;
     }
     qsort(all, n, sizeof(*all), by_place);
@@ -470,11 +532,15 @@ static int write_string(const char *text, size_t n, struct kg_text *out)
     return kg_text_puts(out, "\"");
 }
 
-static int write_object(struct kg_span object, enum kg_raw_style style, struct kg_text *out)
+static int write_value(struct kg_span value, const struct extents *ends, enum kg_raw_style style,
+                       struct kg_text *out);
+
+static int write_object(struct kg_span object, const struct extents *ends, enum kg_raw_style style,
+                        struct kg_text *out)
 {
     struct sort_member *all = NULL;
     size_t n = 0;
-    int rc = sorted_members(object, &all, &n);
+    int rc = sorted_members(object, ends, &all, &n);
     if (rc == KG_OK && style != KG_RAW_SORTED) {
         qsort(all, n, sizeof(*all), by_place);
     }
@@ -492,39 +558,41 @@ static int write_object(struct kg_span object, enum kg_raw_style style, struct k
             rc = kg_text_puts(out, style == KG_RAW_SPACED ? ": " : ":");
         }
         if (rc == KG_OK) {
-            rc = kg_raw_write(all[i].m.value, style, out);
+            rc = write_value(all[i].m.value, ends, style, out);
         }
     }
     free_members(all, n);
     return rc == KG_OK ? kg_text_puts(out, "}") : rc;
 }
 
-static int write_array(struct kg_span array, enum kg_raw_style style, struct kg_text *out)
+static int write_array(struct kg_span array, const struct extents *ends, enum kg_raw_style style,
+                       struct kg_text *out)
 {
     struct kg_raw_member m;
     int rc = kg_text_puts(out, "[");
     for (size_t at = 0; rc == KG_OK;) {
         bool first = at == 0;
-        if (!kg_raw_next(array, &at, &m)) {
+        if (!next_member(array, &at, &m, ends)) {
             break;
         }
         if (!first) {
             rc = kg_text_puts(out, style == KG_RAW_SPACED ? ", " : ",");
         }
         if (rc == KG_OK) {
-            rc = kg_raw_write(m.value, style, out);
+            rc = write_value(m.value, ends, style, out);
         }
     }
     return rc == KG_OK ? kg_text_puts(out, "]") : rc;
 }
 
-int kg_raw_write(struct kg_span value, enum kg_raw_style style, struct kg_text *out)
+static int write_value(struct kg_span value, const struct extents *ends, enum kg_raw_style style,
+                       struct kg_text *out)
 {
     switch (kg_raw_type_of(value)) {
     case KG_RAW_OBJECT:
-        return write_object(value, style, out);
+        return write_object(value, ends, style, out);
     case KG_RAW_ARRAY:
-        return write_array(value, style, out);
+        return write_array(value, ends, style, out);
     case KG_RAW_STRING: {
         struct kg_text plain = {0};
         int rc = kg_raw_unquote(value, &plain);
@@ -537,6 +605,15 @@ int kg_raw_write(struct kg_span value, enum kg_raw_style style, struct kg_text *
     default:
         return kg_text_add(out, value.p, value.n);
     }
+}
+
+int kg_raw_write(struct kg_span value, enum kg_raw_style style, struct kg_text *out)
+{
+    struct extents ends = {0};
+    (void)scan_value(value, 0, &ends);
+    int rc = ends.failed ? KG_ENOMEM : write_value(value, &ends, style, out);
+    free(ends.v);
+    return rc;
 }
 
 /* Plain notation from 1e-4 to below 1e16, exponents outside, as most JSON writers have it. */
