@@ -351,13 +351,14 @@ struct kg_kernels {
                      size_t f_stride, const float *a_log, const float *dt_bias, uint32_t rows,
                      uint32_t heads, uint32_t dim, uint32_t form, float lower_bound);
 
-    /* Per sequence, head and row in order: S *= alpha (per k); p = S^T k; u = beta * (v - p);
-     * S = fma(k, u, S); o = S^T q. The sums over k: four partial sums over k mod 4 by fused
-     * multiply-add in rising k, then (s0 + s1) + (s2 + s3). One code path: n rows in one call or
-     * in n calls give the same bits. Sequences must not share a state_out. */
+    /* Per sequence, head and row in order: p = S^T (k * alpha), which is the decayed state times
+     * k; u = beta * (v - p); S = fma(k, u, S * alpha); o = S^T q. The sums over k: four partial
+     * sums over k mod 4 by fused multiply-add in rising k, then (s0 + s1) + (s2 + s3). One code
+     * path: n rows in one call or in n calls give the same bits. Sequences must not share a
+     * state_out. */
     void (*kda)(struct kg_team *team, const struct kg_kda *args);
 
-    /* S *= alpha; S = fma(k, u, S) for n rows with the u that kda wrote: the same state bits,
+    /* S = fma(k, u, S * alpha) for n rows with the u that kda wrote: the same state bits,
      * without q, v, beta, o. */
     void (*kda_replay)(struct kg_team *team, const struct kg_kda *args);
 

@@ -21,7 +21,8 @@ struct mla_work {
     uint32_t heads;
     const float *qa[HEADS], *qr[HEADS];
     float *m[HEADS];
-    float best[HEADS], sum[HEADS];
+    float best[HEADS], sum[HEADS], keep[HEADS];
+    float score[HEADS][KEY_BLOCK];
     uint32_t n; /* keys in this block */
     const float *key[KEY_BLOCK];
     float tile[KEY_BLOCK * KG_MLA_MAX]; /* widened keys of bf16 pages */
@@ -52,84 +53,111 @@ static void load_keys(struct mla_work *w, uint32_t t0)
     }
 }
 
-/* Scores of `n` keys (a constant) from key j on for one head. */
-INLINE void score_keys(const struct mla_work *w, uint32_t h, uint32_t j, int n, float *score)
+/* One part (latent or shared) of the scores of `heads` x `keys` (constants). */
+INLINE void score_part(const struct mla_work *w, const float *const *q, uint32_t from, uint32_t len,
+                       uint32_t j, int heads, int keys, vf *acc)
 {
-    const struct kg_pages *p = &w->a->pages;
-    vf acc[4];
+    for (uint32_t d = 0; d < len; d += LANES) {
+        uint32_t n = len - d < LANES ? len - d : LANES;
+        vf x[2];
 
-    for (int i = 0; i < n; i++)
-        acc[i] = v_zero();
-    for (int part = 0; part < 2; part++) {
-        const float *q = part == 0 ? w->qa[h] : w->qr[h];
-        uint32_t from = part == 0 ? 0 : p->latent, len = part == 0 ? p->latent : p->rope, d = 0;
+        for (int h = 0; h < heads; h++)
+            x[h] = v_loadn(q[h] + d, n);
+        for (int i = 0; i < keys; i++) {
+            vf key = v_loadn(w->key[j + (uint32_t)i] + from + d, n);
 
-        for (; d + LANES <= len; d += LANES) {
-            vf x = v_load(q + d);
-
-            for (int i = 0; i < n; i++)
-                acc[i] = v_fma(x, v_load(w->key[j + (uint32_t)i] + from + d), acc[i]);
+            for (int h = 0; h < heads; h++)
+                acc[h * keys + i] = v_fma(x[h], key, acc[h * keys + i]);
         }
-        if (d == len)
-            continue;
-        vf x = v_loadn(q + d, len - d);
-        for (int i = 0; i < n; i++)
-            acc[i] = v_fma(x, v_loadn(w->key[j + (uint32_t)i] + from + d, len - d), acc[i]);
     }
-    for (int i = 0; i < n; i++)
-        score[i] = v_join(acc[i]) * w->a->scale;
 }
 
-/* score[] becomes the weights of the block; returns what the past is multiplied with. */
-static float softmax_step(struct mla_work *w, uint32_t h, float *score)
+/* Scores of keys j .. j+keys-1 for heads h .. h+heads-1. */
+INLINE void score_keys(struct mla_work *w, uint32_t h, uint32_t j, int heads, int keys)
 {
-    float top = w->best[h];
+    const struct kg_pages *p = &w->a->pages;
+    vf acc[2 * 4];
+
+    for (int i = 0; i < heads * keys; i++)
+        acc[i] = v_zero();
+    score_part(w, &w->qa[h], 0, p->latent, j, heads, keys, acc);
+    score_part(w, &w->qr[h], p->latent, p->rope, j, heads, keys, acc);
+    for (int i = 0; i < heads * keys; i++)
+        w->score[h + (uint32_t)(i / keys)][j + (uint32_t)(i % keys)] = v_join(acc[i]) * w->a->scale;
+}
+
+/* score[] becomes the weights of the block, keep what the past is multiplied with. */
+static void softmax_step(struct mla_work *w, uint32_t h)
+{
+    float top = w->best[h], *score = w->score[h];
 
     for (uint32_t j = 0; j < w->n; j++)
         top = score[j] > top ? score[j] : top;
-    float keep = s_exp(w->best[h] - top);
+    w->keep[h] = s_exp(w->best[h] - top);
     v_store(score, v_exp(v_sub(v_load(score), v_set1(top))));
     w->best[h] = top;
-    w->sum[h] *= keep;
+    w->sum[h] *= w->keep[h];
     for (uint32_t j = 0; j < w->n; j++)
         w->sum[h] += score[j];
-    return keep;
 }
 
-/* m = m * keep + sum of weighted keys for `vecs` registers (a constant) at d. */
-INLINE void mix_keys(const struct mla_work *w, float *m, int vecs, uint32_t d, uint32_t lanes,
-                     const float *weight, float keep)
+/* m = m * keep + the weighted keys, for `heads` heads and `vecs` registers (constants) at d. */
+INLINE void mix_keys(struct mla_work *w, uint32_t h, uint32_t d, int heads, int vecs,
+                     uint32_t lanes)
 {
-    vf acc[8];
+    vf acc[2 * 4];
 
-    for (int i = 0; i < vecs; i++)
-        acc[i] = v_mul(v_loadn(m + d + i * LANES, lanes), v_set1(keep));
+    for (int i = 0; i < heads * vecs; i++)
+        acc[i] = v_mul(v_loadn(w->m[h + (uint32_t)(i / vecs)] + d + i % vecs * LANES, lanes),
+                       v_set1(w->keep[h + (uint32_t)(i / vecs)]));
     for (uint32_t j = 0; j < w->n; j++) {
-        vf x = v_set1(weight[j]);
+        vf key[4];
 
-        for (int i = 0; i < vecs; i++)
-            acc[i] = v_fma(x, v_loadn(w->key[j] + d + i * LANES, lanes), acc[i]);
+        for (int v = 0; v < vecs; v++)
+            key[v] = v_loadn(w->key[j] + d + v * LANES, lanes);
+        for (int i = 0; i < heads * vecs; i++)
+            acc[i] = v_fma(v_set1(w->score[h + (uint32_t)(i / vecs)][j]), key[i % vecs], acc[i]);
     }
-    for (int i = 0; i < vecs; i++)
-        v_storen(m + d + i * LANES, acc[i], lanes);
+    for (int i = 0; i < heads * vecs; i++)
+        v_storen(w->m[h + (uint32_t)(i / vecs)] + d + i % vecs * LANES, acc[i], lanes);
 }
 
-static void block_head(struct mla_work *w, uint32_t h)
+/* The current block of keys for heads h .. h+heads-1. */
+INLINE void block_heads(struct mla_work *w, uint32_t h, int heads)
 {
     uint32_t latent = w->a->pages.latent, j = 0, d = 0;
-    float score[KEY_BLOCK] = {0};
 
     for (; j + 4 <= w->n; j += 4)
-        score_keys(w, h, j, 4, score + j);
+        score_keys(w, h, j, heads, 4);
     for (; j < w->n; j++)
-        score_keys(w, h, j, 1, score + j);
-    float keep = softmax_step(w, h, score);
-    for (; d + 8 * LANES <= latent; d += 8 * LANES)
-        mix_keys(w, w->m[h], 8, d, LANES, score, keep);
-    for (; d + LANES <= latent; d += LANES)
-        mix_keys(w, w->m[h], 1, d, LANES, score, keep);
-    if (d < latent)
-        mix_keys(w, w->m[h], 1, d, latent - d, score, keep);
+        score_keys(w, h, j, heads, 1);
+    for (int i = 0; i < heads; i++)
+        softmax_step(w, h + (uint32_t)i);
+    for (; d + 4 * LANES <= latent; d += 4 * LANES)
+        mix_keys(w, h, d, heads, 4, LANES);
+    for (; d < latent; d += LANES)
+        mix_keys(w, h, d, heads, 1, latent - d < LANES ? latent - d : LANES);
+}
+
+static void block_one(struct mla_work *w, uint32_t h)
+{
+    block_heads(w, h, 1);
+}
+
+static void block_two(struct mla_work *w, uint32_t h)
+{
+    block_heads(w, h, 2);
+}
+
+static void run_block(struct mla_work *w, uint32_t t0)
+{
+    uint32_t h = 0;
+
+    load_keys(w, t0);
+    for (; h + 2 <= w->heads; h += 2)
+        block_two(w, h);
+    if (h < w->heads)
+        block_one(w, h);
 }
 
 static void mla_task(void *arg, uint32_t task, uint32_t member)
@@ -152,13 +180,11 @@ static void mla_task(void *arg, uint32_t task, uint32_t member)
         w.m[h] = a->m + r * a->m_stride + (size_t)(h0 + h) * a->pages.latent;
         w.best[h] = -INFINITY;
         w.sum[h] = 0.0f;
+        memset(w.score[h], 0, sizeof(w.score[h])); /* absent keys: any finite number */
         memset(w.m[h], 0, a->pages.latent * sizeof(float));
     }
-    for (uint32_t t0 = 0; t0 <= w.last; t0 += KEY_BLOCK) {
-        load_keys(&w, t0);
-        for (uint32_t h = 0; h < w.heads; h++)
-            block_head(&w, h);
-    }
+    for (uint32_t t0 = 0; t0 <= w.last; t0 += KEY_BLOCK)
+        run_block(&w, t0);
     for (uint32_t h = 0; h < w.heads; h++)
         for (uint32_t i = 0; i < a->pages.latent; i++)
             w.m[h][i] = w.m[h][i] / w.sum[h];

@@ -8,10 +8,17 @@
 
 #include "simd.h"
 
+/* Tiles that fit the registers: most rows, and blocks for a number of rows. */
+#if defined(__AVX512F__)
 #define TILE_ROWS 8
+#define TILE_BLOCKS(rows) ((rows) <= 4 ? 4u : 2u)
+#else
+#define TILE_ROWS 4
+#define TILE_BLOCKS(rows) ((rows) <= 1 ? 4u : (rows) <= 2 ? 2u : 1u)
+#endif
 #define PANEL_ROWS 64          /* rows packed at once */
 #define CHUNK 512              /* k per chunk; a multiple of 32 */
-#define LONG_CHUNK (4 * CHUNK) /* for 1 or 2 rows: weights then stream in longer runs */
+#define LONG_CHUNK (4 * CHUNK) /* for up to 4 rows: weights then stream in longer runs */
 #define PACK_FLOATS (PANEL_ROWS * CHUNK)
 
 /* What a tile does with a chunk. */
@@ -144,23 +151,27 @@ INLINE void tile_sized(const struct tile *t, int kind, uint32_t rows, uint32_t b
 {
     switch (blocks * 16 + rows) {
         SIZE(4, 1)
-        SIZE(4, 2)
         SIZE(2, 1)
         SIZE(2, 2)
+        SIZE(1, 1)
+        SIZE(1, 2)
+        SIZE(1, 3)
+        SIZE(1, 4)
+#if defined(__AVX512F__)
+        SIZE(4, 2)
+        SIZE(4, 3)
+        SIZE(4, 4)
         SIZE(2, 3)
         SIZE(2, 4)
         SIZE(2, 5)
         SIZE(2, 6)
         SIZE(2, 7)
         SIZE(2, 8)
-        SIZE(1, 1)
-        SIZE(1, 2)
-        SIZE(1, 3)
-        SIZE(1, 4)
         SIZE(1, 5)
         SIZE(1, 6)
         SIZE(1, 7)
         SIZE(1, 8)
+#endif
     default:
         return;
     }
@@ -233,30 +244,73 @@ static void pack_rounded(const struct product_job *job, uint32_t row, uint32_t r
     }
 }
 
+/* One group of 16 outputs x 32 inputs at any scales, by products of fp32. */
+static void decode_group(const uint8_t *group, uint16_t *to)
+{
+    static const float codes[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    vi s = vi_load_u8(group);
+    vf sf = v_from_int(s), scale = v_from_bits(vi_shl(s, 23));
+
+    /* 2^-127 is below the normal range; 255 is NaN, not infinity */
+    scale = v_select(v_lt(sf, v_set1(0.5f)), v_from_bits(vi_set1(0x00400000)), scale);
+    scale = v_select(v_lt(sf, v_set1(254.5f)), scale, v_set1(__builtin_nanf("")));
+    for (uint32_t j = 0; j < 16; j++) {
+        vi code = vi_load_u8(group + 16 + j * 16);
+        vf even = v_mul(v_lookup16(codes, vi_and(code, vi_set1(15))), scale);
+        vf odd = v_mul(v_lookup16(codes, vi_shr(code, 4)), scale);
+
+        vi_store(to + j * 32,
+                 vi_or(vi_shr(v_bits(even), 16), vi_and(v_bits(odd), vi_set1(-65536))));
+    }
+}
+
+#if defined(__AVX512F__)
+/* The same where every value is a normal bf16: the scale is added to the exponent of the code. */
+static void decode_normal_group(const uint8_t *group, uint16_t *to)
+{
+    /* codes 0..15 twice: the fifth index bit is not ours */
+    static const uint16_t codes[32] = {
+        0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80,
+        0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0, 0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
+        0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+    const vi table = vi_load(codes), digits = vi_set1(0x7fff7fff);
+    vi s = vi_shl(vi_sub(vi_load_u8(group), vi_set1(127)), 7);
+
+    s = vi_or(vi_and(s, vi_set1(0xffff)), vi_shl(s, 16)); /* for both inputs of a pair */
+    for (uint32_t j = 0; j < 16; j++) {
+        vi code = vi_load_u8(group + 16 + j * 16);
+        vi v = _mm512_permutexvar_epi16(vi_or(code, vi_shl(code, 12)), table);
+
+        vi_store(to + j * 32, _mm512_mask_add_epi16(v, _mm512_test_epi16_mask(v, digits), v, s));
+    }
+}
+
+/* All 16 scales in 2..252: codes run from 2^-1 to 1.5 * 2^2. */
+INLINE int group_is_normal(const uint8_t *group)
+{
+    __m128i s = _mm_loadu_si128((const __m128i *)group);
+
+    return _mm_cmplt_epu8_mask(_mm_sub_epi8(s, _mm_set1_epi8(2)), _mm_set1_epi8((char)251)) ==
+           0xffff;
+}
+#endif
+
 /* Decodes inputs k0 .. k0+k-1 (k0 a multiple of 32) of one MXFP4 block to the BF16 layout. */
 static void decode_mxfp4(const struct kg_weight *w, uint32_t block, uint32_t k0, uint32_t k,
                          uint16_t *to)
 {
-    static const float codes[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
     const uint8_t *group =
         (const uint8_t *)w->data + ((size_t)block * ((w->in + 31) / 32) + k0 / 32) * MX_GROUP_BYTES;
 
     for (uint32_t i = 0; i < k; i += 32, group += MX_GROUP_BYTES, to += 16 * 32) {
-        vi s = vi_load_u8(group);
-        vf sf = v_from_int(s), scale = v_from_bits(vi_shl(s, 23));
-
-        /* 2^-127 is below the normal range; 255 is NaN, not infinity */
-        scale = v_select(v_lt(sf, v_set1(0.5f)), v_from_bits(vi_set1(0x00400000)), scale);
-        scale = v_select(v_lt(sf, v_set1(254.5f)), scale, v_set1(__builtin_nanf("")));
-        for (uint32_t j = 0; j < 16; j++) {
-            vi code = vi_load_u8(group + 16 + j * 16);
-            vf even = v_mul(v_lookup16(codes, vi_and(code, vi_set1(15))), scale);
-            vf odd = v_mul(v_lookup16(codes, vi_shr(code, 4)), scale);
-
-            vi_store(to + j * 32,
-                     vi_or(vi_shr(v_bits(even), 16), vi_and(v_bits(odd), vi_set1(-65536))));
+#if defined(__AVX512F__)
+        if (group_is_normal(group)) {
+            decode_normal_group(group, to);
+            continue;
         }
+#endif
+        decode_group(group, to);
     }
 }
 
@@ -305,12 +359,12 @@ static void run_chunk(const struct chunk *c, uint32_t b0, uint32_t b1)
 {
     const struct kg_weight *w = c->job->w;
     _Alignas(64) uint16_t panel[4 * CHUNK * LANES];
-    uint32_t wide = c->rows <= 2 ? 4 : 2, blocks;
+    uint32_t wide = TILE_BLOCKS(c->rows), blocks;
 
     for (uint32_t b = b0; b < b1; b += blocks) {
         struct tile t;
 
-        blocks = b1 - b >= wide ? wide : b1 - b >= 2 ? 2 : 1;
+        blocks = b1 - b >= wide ? wide : wide > 2 && b1 - b >= 2 ? 2 : 1;
         if (w->type == KG_W_MXFP4) {
             t.w = panel;
             t.block_stride = CHUNK * LANES * sizeof(uint16_t);
@@ -331,7 +385,7 @@ void ISA(product_blocks)(const struct product_job *job, uint32_t b0, uint32_t b1
 
     for (c.row0 = 0; c.row0 < job->rows; c.row0 += PANEL_ROWS) {
         c.rows = job->rows - c.row0 < PANEL_ROWS ? job->rows - c.row0 : PANEL_ROWS;
-        uint32_t most = c.rows <= 2 && w->type != KG_W_MXFP4 ? LONG_CHUNK : CHUNK;
+        uint32_t most = c.rows <= 4 && w->type != KG_W_MXFP4 ? LONG_CHUNK : CHUNK;
 
         for (c.k0 = 0; c.k0 < w->in; c.k0 += most) {
             c.k = w->in - c.k0 < most ? w->in - c.k0 : most;

@@ -146,24 +146,23 @@ static struct kda_row kda_row(const struct kg_kda *a, size_t r, uint32_t h, uint
     };
 }
 
-/* p = (S * alpha)^T k over four partial sums. */
+/* p = S^T (k * alpha) over four partial sums. */
 INLINE vf kda_read(const float *state, uint32_t width, const struct kda_row *row, uint32_t k_dim)
 {
     vf p[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
+    float ka[K_MAX];
     uint32_t i = 0;
 
-    for (; i + 4 <= k_dim; i += 4) {
-        for (uint32_t j = 0; j < 4; j++) {
-            vf s = v_loadn(state + (size_t)(i + j) * width, width);
+    for (; i < k_dim; i += LANES) {
+        uint32_t n = k_dim - i < LANES ? k_dim - i : LANES;
 
-            p[j] = v_fma(v_set1(row->k[i + j]), v_mul(s, v_set1(row->alpha[i + j])), p[j]);
-        }
+        v_store(ka + i, v_mul(v_loadn(row->k + i, n), v_loadn(row->alpha + i, n)));
     }
-    for (uint32_t j = 0; i + j < k_dim; j++) {
-        vf s = v_loadn(state + (size_t)(i + j) * width, width);
-
-        p[j] = v_fma(v_set1(row->k[i + j]), v_mul(s, v_set1(row->alpha[i + j])), p[j]);
-    }
+    for (i = 0; i + 4 <= k_dim; i += 4)
+        for (uint32_t j = 0; j < 4; j++)
+            p[j] = v_fma(v_set1(ka[i + j]), v_loadn(state + (size_t)(i + j) * width, width), p[j]);
+    for (uint32_t j = 0; i + j < k_dim; j++)
+        p[j] = v_fma(v_set1(ka[i + j]), v_loadn(state + (size_t)(i + j) * width, width), p[j]);
     return v_add(v_add(p[0], p[1]), v_add(p[2], p[3]));
 }
 

@@ -21,7 +21,7 @@ typedef __mmask16 vm;
 
 INLINE vm v_first(uint32_t n)
 {
-    return (vm)(n >= 16 ? 0xffffu : (1u << n) - 1);
+    return (vm)((1u << n) - 1);
 }
 
 INLINE vf v_set1(float x)
@@ -36,6 +36,8 @@ INLINE vf v_load(const float *p)
 
 INLINE vf v_loadn(const float *p, uint32_t n)
 {
+    if (n >= 16)
+        return v_load(p);
     return _mm512_maskz_loadu_ps(v_first(n), p);
 }
 
@@ -46,6 +48,10 @@ INLINE void v_store(float *p, vf v)
 
 INLINE void v_storen(float *p, vf v, uint32_t n)
 {
+    if (n >= 16) {
+        v_store(p, v);
+        return;
+    }
     _mm512_mask_storeu_ps(p, v_first(n), v);
 }
 

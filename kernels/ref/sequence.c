@@ -87,8 +87,8 @@ static void kda_column(const struct kg_kda *a, const struct kg_kda_seq *s, uint3
         float p[4] = {0}, o[4] = {0}, u;
 
         for (uint32_t i = 0; i < a->k_dim; i++) {
+            p[i % 4] = fmaf(k[i] * alpha[i], state[i], p[i % 4]);
             state[i] *= alpha[i];
-            p[i % 4] = fmaf(k[i], state[i], p[i % 4]);
         }
         if (replay) {
             u = *u_at;
