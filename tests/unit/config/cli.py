@@ -1,0 +1,217 @@
+#!/usr/bin/python3
+"""The command line of the binary: exit statuses, reports for programs, the README's reference.
+
+usage: cli.py KEDGE SOURCE_ROOT FIXTURES      (TAP on standard output)
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+KEDGE, ROOT, FIXTURES = (os.path.abspath(p) for p in sys.argv[1:4])
+TINY = os.path.join(ROOT, "scripts/conf/tiny.ini")
+NULL = ["--set", "plugins.exec=null"]
+CASES = []
+
+
+def case(f):
+    CASES.append(f)
+    return f
+
+
+def run(*args, cwd="/"):
+    return subprocess.run([KEDGE, *args], capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+def equal(found, wanted):
+    assert found == wanted, "found %r, wanted %r" % (found, wanted)
+
+
+@case
+def no_or_unknown_command_prints_usage_and_exits_2():
+    for args in ((), ("srve",), ("bench",), ("bench", "srve")):
+        r = run(*args)
+        equal(r.returncode, 2)
+        assert "usage: kedge COMMAND" in r.stderr, r.stderr
+        equal(r.stdout, "")
+
+
+@case
+def every_listed_command_explains_itself():
+    listed = re.findall(r"^  (\S+(?: \S+)?)  ", run("--help").stdout, re.M)
+    assert len(listed) >= 5, listed
+    for name in listed:
+        r = run(*name.split(), "--help")
+        equal(r.returncode, 0)
+        assert r.stdout.startswith("usage: kedge " + name.split()[0]), r.stdout
+
+
+@case
+def version_is_printed_for_people_and_programs():
+    number = json.loads(run("version", "--json").stdout)["version"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", number)
+    equal(run("--version").stdout, "kedge %s\n" % number)
+
+
+@case
+def wrong_flags_exit_2_and_name_the_flag():
+    for args, word in (((("check", "--nope"), "--nope")), (("check", "-c"), "-c"),
+                       (("plugins", "extra"), "extra"), (("check", "--json=1"), "--json=1")):
+        r = run(*args)
+        equal(r.returncode, 2)
+        assert word in r.stderr and "usage:" in r.stderr, r.stderr
+
+
+@case
+def plugins_lists_what_each_can_and_takes():
+    r = run("plugins", "--json")
+    equal(r.returncode, 0)
+    rows = {(p["kind"], p["name"]): p for p in json.loads(r.stdout)}
+    for key in (("pool", "split"), ("pool", "unified"), ("sched", "fcfs"), ("spec", "off"),
+                ("comm", "self"), ("exec", "null"), ("exec", "cpu"), ("tier", "mem")):
+        assert key in rows, key
+        assert rows[key]["version"] and rows[key]["summary"] and rows[key]["abi"]
+    equal(rows["comm", "self"]["path"], "")
+    assert rows["pool", "unified"]["path"].endswith("pool-unified/pool-unified.so")
+    assert "moves" in rows["pool", "unified"]["caps"]
+    style = [o for o in rows["pool", "split"]["options"] if o["name"] == "style"][0]
+    equal((style["default"], style["legal"]), ("ratio", "ratio, uniform"))
+
+
+@case
+def plugins_says_why_one_was_refused_and_exits_1():
+    r = run("plugins", "--set", "plugins.dir=" + FIXTURES)
+    equal(r.returncode, 1)
+    assert re.search(r"^spec +magic +refused: .*magic: found 0x12345678, wanted 0x4b454447$",
+                     r.stdout, re.M), r.stdout
+    rows = json.loads(run("plugins", "--json", "--set", "plugins.dir=" + FIXTURES).stdout)
+    assert [p["name"] for p in rows if "refused" in p].count("magic") == 1
+
+
+@case
+def a_refused_plugin_is_never_replaced_by_another():
+    r = run("check", *NULL, "--set", "plugins.spec=%s/spec-major.so" % FIXTURES)
+    equal(r.returncode, 2)
+    assert "major: found 2, wanted 1" in r.stderr, r.stderr
+
+
+@case
+def the_reference_in_the_readme_is_the_rows():
+    r = subprocess.run([os.path.join(ROOT, "scripts/config-reference"), "--check", KEDGE,
+                        os.path.join(ROOT, "README.md")], capture_output=True, text=True)
+    assert r.returncode == 0, r.stdout + r.stderr
+
+
+@case
+def all_mistakes_of_a_file_are_listed_and_exit_is_2():
+    with tempfile.NamedTemporaryFile("w", suffix=".ini") as f:
+        f.write("[server]\nport = x\nprot = 1\n[nope]\na = 1\n")
+        f.flush()
+        r = run("check", "-c", f.name, "--set", "engine.max_seqs=0")
+        equal(r.returncode, 2)
+        equal(r.stdout, "")
+        equal(r.stderr.splitlines(), [
+            'error: %s:2: [server] port = "x": wanted 0 .. 65535' % f.name,
+            "error: %s:3: [server] prot: no such key" % f.name,
+            'error: --set: [engine] max_seqs = "0": wanted 1 .. 65536',
+            "error: %s:5: [nope]: no such section" % f.name])
+    equal(run("check", "-c", "/no/such.ini").returncode, 2)
+
+
+def memory(*args):
+    r = run("check", "--json", *NULL, *args)
+    assert r.returncode == 0, r.stderr
+    return json.loads(r.stdout)
+
+
+@case
+def check_counts_units_as_the_geometry_says():
+    m = memory("--set", "memory.bytes=1m", "--set", "engine.max_seqs=8", "--set",
+               "memory.page_tokens=32", "--set", "exec-null.token_bytes=64", "--set",
+               "exec-null.n_state_parts=2", "--set", "exec-null.state_part_bytes=4096")["memory"]
+    equal(m["page_bytes"], 32 * 64)
+    equal(m["state_bytes"], 2 * 4096)
+    equal(m["arena_bytes"], 1 << 20)
+    # one request of T tokens takes one state and ceil(T / 32) pages of the one arena
+    for f in m["fits"]:
+        one = 8192 + 2048 * -(-f["tokens"] // 32)
+        equal(f["requests"], min(8, (1 << 20) // one))
+
+
+@case
+def check_of_a_static_split_says_what_its_padding_costs():
+    args = ("--set", "plugins.pool=split", "--set", "pool-split.style=uniform",
+            "--set", "exec-null.token_bytes=16", "--set", "exec-null.state_part_bytes=1536",
+            "--set", "memory.page_tokens=64")
+    out = memory(*args)
+    m = out["memory"]
+    assert m["state_unit_bytes"] >= m["state_bytes"] and m["page_unit_bytes"] >= m["page_bytes"]
+    padded = [w for w in out["warnings"] if w.endswith("is padding")]
+    equal(len(padded), (m["state_unit_bytes"] - m["state_bytes"] > m["state_unit_bytes"] // 20)
+          + (m["page_unit_bytes"] - m["page_bytes"] > m["page_unit_bytes"] // 20))
+    assert padded or m["page_tokens"] != 64, out
+
+
+@case
+def check_refuses_what_can_never_run_with_the_numbers():
+    r = run("check", *NULL, "--set", "memory.bytes=4096", "--set", "engine.max_seqs=64")
+    equal(r.returncode, 2)
+    assert "4096" in r.stderr, r.stderr
+    r = run("check", *NULL, "--set", "model.draft=/tmp")
+    if r.returncode == 0:
+        assert "draft" in r.stdout
+    r = run("check", "--set", "model.path=/no/such/model")
+    assert r.returncode in (1, 2) and "/no/such/model" in r.stderr, r.stderr
+
+
+@case
+def check_tells_what_is_not_built_and_what_costs():
+    r = run("check", *NULL, "--set", "memory.bytes=64k", "--set", "engine.max_seqs=4", "--set",
+            "prefix.enabled=yes")
+    equal(r.returncode, 0)
+    assert re.search(r"^prefix +reuse: not built yet$", r.stdout, re.M)
+    assert "warning: --set: [prefix] enabled = yes: prefix reuse is not built yet" in r.stdout
+    assert re.search(r"^warning: .*a request can hold \d+ tokens, not the 4096", r.stdout, re.M)
+
+
+@case
+def the_demo_configuration_is_checked_from_any_folder():
+    there = run("check", "-c", TINY, "--json")
+    assert there.returncode == 0, there.stderr
+    here = run("check", "-c", "tiny.ini", "--json", cwd=os.path.dirname(TINY))
+    equal(here.returncode, 0)
+    a, b = json.loads(there.stdout), json.loads(here.stdout)
+    equal(a["model"]["family"], "kimi_k3")
+    equal(a["memory"], b["memory"])
+    equal(a["promises"], {"batch": True, "chunk": True, "path": True})
+    text = run("check", "-c", TINY)
+    for word in ("model", "compute", "promise", "page", "state", "fits", "pool", "exec"):
+        assert re.search("^%s +" % word, text.stdout, re.M), word
+
+
+@case
+def effective_values_come_with_their_source():
+    r = run("check", "-c", TINY, "--values", "--set", "engine.max_seqs=3")
+    equal(r.returncode, 0)
+    assert "max_seqs = 3 ; --set\n" in r.stdout
+    assert re.search(r"^page_tokens = 64 ; .*tiny\.ini:\d+$", r.stdout, re.M)
+    assert "drain_ms = 30000 ; default\n" in r.stdout
+
+
+def main():
+    bad = 0
+    print("1..%d" % len(CASES))
+    for number, f in enumerate(CASES, 1):
+        try:
+            f()
+            print("ok %d - %s" % (number, f.__name__))
+        except Exception as e:  # a broken case must not hide the others
+            bad += 1
+            print("not ok %d - %s" % (number, f.__name__))
+            print("# %s" % str(e).replace("\n", "\n# "))
+    return 1 if bad else 0
+
+
+sys.exit(main())
