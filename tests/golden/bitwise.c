@@ -11,50 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <jansson.h>
-
 #include <cmocka.h>
 
 #define FULL_PROMPTS 40
 
 static struct xreq truth[FULL_PROMPTS], work[FULL_PROMPTS];
 
-static uint32_t is_full(void)
-{
-    const char *v = getenv("KEDGE_FULL");
-
-    return v != NULL && v[0] == '1';
-}
-
 static uint32_t n_prompts(void)
 {
-    return is_full() ? FULL_PROMPTS : 12;
-}
-
-/* Slices of the golden prompts: real text, lengths 3 .. 150. */
-static void make_prompts(struct xreq *reqs, uint32_t n, float temperature)
-{
-    char path[512];
-    json_t *doc;
-
-    (void)snprintf(path, sizeof(path), "%s/golden/prompts.json", TEST_ROOT);
-    doc = json_load_file(path, 0, NULL);
-    assert_int_equal(json_array_size(doc), 4);
-    memset(reqs, 0, n * sizeof(*reqs));
-    for (uint32_t i = 0; i < n; i++) {
-        const json_t *ids = json_object_get(json_array_get(doc, i % 4), "ids");
-        uint32_t have = (uint32_t)json_array_size(ids), len = 3 + i * 37 % (is_full() ? 148 : 90);
-        uint32_t at = have > len ? i * 13 % (have - len) : 0;
-        for (uint32_t j = 0; j < len && at + j < have; j++)
-            reqs[i].tokens[reqs[i].n++] = (uint32_t)json_integer_value(json_array_get(ids, at + j));
-        reqs[i].n_prompt = reqs[i].n;
-        reqs[i].n_max = reqs[i].n + (is_full() ? 24 : 8) + i % 5;
-        reqs[i].sampling.temperature = temperature;
-        reqs[i].sampling.seed = 1000 + i;
-        reqs[i].sampling.top_p = i % 3 == 0 ? 0.9f : 1.0f;
-        reqs[i].sampling.repetition_penalty = i % 4 == 0 ? 1.2f : 1.0f;
-    }
-    json_decref(doc);
+    return xrig_is_full() ? FULL_PROMPTS : 12;
 }
 
 static void expect_equal(const struct xreq *got, uint32_t n, const char *what)
@@ -88,7 +53,7 @@ static void go(const struct way *w, uint32_t math, float temperature, struct xre
     o.max_rows = 512;
     o.n_pages = 1024;
     o.n_states = 40;
-    make_prompts(out, n_prompts(), temperature);
+    xreq_prompts(out, n_prompts(), temperature);
     xrig_open(&x, &o);
     xrun(&x, out, n_prompts(), &w->run);
     xrig_close(&x);
@@ -137,14 +102,14 @@ static void fast_sampled_bits_are_the_requests_own(void **state)
 static void exact_sampled_bits_are_the_requests_own(void **state)
 {
     (void)state;
-    if (is_full())
+    if (xrig_is_full())
         check_ways(0, 0.8f);
 }
 
 static void fast_greedy_bits_are_the_requests_own(void **state)
 {
     (void)state;
-    if (is_full())
+    if (xrig_is_full())
         check_ways(1, 0.0f);
 }
 
@@ -156,7 +121,7 @@ static void exact_bits_are_the_same_on_every_instruction_set(void **state)
     (void)state;
     for (uint32_t isa = 0; isa < 4; isa++) {
         struct way w = {names[isa], {.page_tokens = 16, .threads = 2, .isa = isa}, {.batch = 32}};
-        if (isa == 1 && !is_full())
+        if (isa == 1 && !xrig_is_full())
             continue;
         go(&w, 0, 0.0f, isa == 0 ? truth : work);
         if (isa > 0)
@@ -188,11 +153,11 @@ static void a_checkpoint_inside_a_chunk_resumes_with_the_same_bits(void **state)
     struct xrig x;
 
     (void)state;
-    make_prompts(truth, 8, 0.0f);
+    xreq_prompts(truth, 8, 0.0f);
     xrig_open(&x, &o);
     for (uint32_t c = 0; c < 4; c++) {
         struct xrun how = {.batch = 1, .chunk = chunks[c]};
-        make_prompts(work, 8, 0.0f);
+        xreq_prompts(work, 8, 0.0f);
         work[3].order_at = (work[3].n_prompt - 1) / 8 * 8;
         truth[3] = work[3];
         xrun(&x, &truth[3], 1, &how);

@@ -80,6 +80,13 @@ struct xreq {
     uint32_t ordered; /* 1: the unit holds that state */
 };
 
+/* Hash of the bits of n floats. */
+uint64_t xrig_hash(const float *row, uint32_t n);
+/* 1 when KEDGE_FULL=1 asks for the whole sweep. */
+uint32_t xrig_is_full(void);
+/* n requests on slices of the golden prompts: real text, lengths 3 .. 150. */
+void xreq_prompts(struct xreq *reqs, uint32_t n, float temperature);
+
 struct xrun {
     uint32_t batch;   /* most requests at once */
     uint32_t chunk;   /* most prompt rows of a request in a step; 0: all */

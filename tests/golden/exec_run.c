@@ -3,11 +3,47 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include <jansson.h>
 
 #include <cmocka.h>
 
-static uint64_t hash_row(const float *row, uint32_t n)
+uint32_t xrig_is_full(void)
+{
+    const char *v = getenv("KEDGE_FULL");
+
+    return v != NULL && v[0] == '1';
+}
+
+void xreq_prompts(struct xreq *reqs, uint32_t n, float temperature)
+{
+    char path[512];
+    json_t *doc;
+
+    (void)snprintf(path, sizeof(path), "%s/golden/prompts.json", TEST_ROOT);
+    doc = json_load_file(path, 0, NULL);
+    assert_int_equal(json_array_size(doc), 4);
+    memset(reqs, 0, n * sizeof(*reqs));
+    for (uint32_t i = 0; i < n; i++) {
+        const json_t *ids = json_object_get(json_array_get(doc, i % 4), "ids");
+        uint32_t have = (uint32_t)json_array_size(ids),
+                 len = 3 + i * 37 % (xrig_is_full() ? 148 : 90);
+        uint32_t at = have > len ? i * 13 % (have - len) : 0;
+        for (uint32_t j = 0; j < len && at + j < have; j++)
+            reqs[i].tokens[reqs[i].n++] = (uint32_t)json_integer_value(json_array_get(ids, at + j));
+        reqs[i].n_prompt = reqs[i].n;
+        reqs[i].n_max = reqs[i].n + (xrig_is_full() ? 24 : 8) + i % 5;
+        reqs[i].sampling.temperature = temperature;
+        reqs[i].sampling.seed = 1000 + i;
+        reqs[i].sampling.top_p = i % 3 == 0 ? 0.9f : 1.0f;
+        reqs[i].sampling.repetition_penalty = i % 4 == 0 ? 1.2f : 1.0f;
+    }
+    json_decref(doc);
+}
+
+uint64_t xrig_hash(const float *row, uint32_t n)
 {
     uint64_t h = 0x243f6a8885a308d3ull;
 
@@ -100,7 +136,7 @@ static void take_result(struct xrig *x, struct xreq *r, const struct kg_seq *s,
     assert_int_equal(res->epoch, s->epoch);
     assert_int_equal(res->past, s->past + s->n_rows);
     for (uint32_t j = 0; j < s->n_rows; j++) {
-        uint64_t h = hash_row(res->logits + (size_t)j * x->desc.vocab, x->desc.vocab);
+        uint64_t h = xrig_hash(res->logits + (size_t)j * x->desc.vocab, x->desc.vocab);
         if (r->bits[s->past + j] != 0)
             assert_int_equal(h, r->bits[s->past + j]); /* recomputed after a preemption */
         r->bits[s->past + j] = h;
