@@ -144,7 +144,7 @@ static void take_data(struct peer *p, const char *text, size_t n)
 
     if (n == 6 && memcmp(text, "[DONE]", 6) == 0)
         return;
-    root = json_loadb(text, n, 0, NULL);
+    root = json_loadb(text, n, JSON_ALLOW_NUL, NULL);
     if (root == NULL || json_object_get(root, "error") != NULL) {
         (void)snprintf(q->error, sizeof(q->error), "%.*s", n > 190 ? 190 : (int)n, text);
         json_decref(root);

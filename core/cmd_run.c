@@ -49,7 +49,7 @@ static int put_number(struct kg_buf *b, const char *flag, const char *name, cons
     if (text == NULL)
         return KG_OK;
     if (kg_num_f64(text, &v) != KG_OK)
-        return kg_fail(err, KG_EINVAL, "%s %s: a number was expected", flag, text);
+        return kg_fail(err, KG_ECONFIG, "%s %s: a number was expected", flag, text);
     kg_buf_printf(b, ",\"%s\":", name);
     kg_buf_json_f64(b, v);
     return b->rc;

@@ -152,6 +152,10 @@ void kg_conn_on_written(struct kg_http_req *c)
     size_t unsent = evbuffer_get_length(bufferevent_get_output(c->bev));
 
     if (c->state == CONN_FLUSH && unsent == 0) {
+        if (c->http->draining) { /* nobody waits for a slow goodbye */
+            kg_conn_close(c, true);
+            return;
+        }
         /* The peer may still be sending: closing now could destroy the answer on its way. */
         (void)shutdown(bufferevent_getfd(c->bev), SHUT_WR);
         kg_conn_enter(c, CONN_LINGER, 2000);

@@ -143,6 +143,9 @@ static int open_events(struct kg_serve *s, struct kg_error *err)
     good = s->engine_event != NULL && s->stop_event != NULL && s->drain_timer != NULL &&
            s->term_event != NULL && s->int_event != NULL && s->hup_event != NULL;
     good = good && event_add(s->engine_event, NULL) == 0 && event_add(s->stop_event, NULL) == 0;
+    /* From here on a signal is a message to the loop, also before it runs. */
+    good = good && event_add(s->term_event, NULL) == 0 && event_add(s->int_event, NULL) == 0 &&
+           event_add(s->hup_event, NULL) == 0;
     for (uint32_t i = 0; good && i < kg_prep_n_threads(s->prep); i++) {
         s->prep_events[i] = event_new(b, kg_prep_fd(s->prep, i), EV_READ | EV_PERSIST, on_prep, s);
         good = s->prep_events[i] != NULL && event_add(s->prep_events[i], NULL) == 0;
@@ -153,6 +156,7 @@ static int open_events(struct kg_serve *s, struct kg_error *err)
 int kg_serve_create(const struct kg_serve_parts *parts, struct kg_serve **serve,
                     struct kg_error *err)
 {
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
     struct kg_serve *s;
     int rc = kg_server_conf_check(parts->conf, err);
 
@@ -167,7 +171,8 @@ int kg_serve_create(const struct kg_serve_parts *parts, struct kg_serve **serve,
     kg_buf_init(&s->scratch_out, 0);
     if (getrandom(&s->seed_state, sizeof(s->seed_state), 0) != (ssize_t)sizeof(s->seed_state))
         s->seed_state = kg_now_ns();
-    json_object_seed(0); /* before any thread parses */
+    json_object_seed(0);                     /* before any thread parses */
+    (void)sigaction(SIGPIPE, &ignore, NULL); /* a client that left is an error of the write */
     kg_api_init(&s->api, parts->conf, parts->tok, parts->chat, parts->model_name,
                 kg_engine_max_tokens(parts->engine), kg_engine_desc(parts->engine)->vocab);
     s->base = event_base_new();
@@ -231,19 +236,7 @@ uint32_t kg_serve_port(const struct kg_serve *s)
 
 int kg_serve_run(struct kg_serve *s, struct kg_error *err)
 {
-    struct sigaction ignore = {.sa_handler = SIG_IGN}, old;
-    int rc;
-
-    (void)sigaction(SIGPIPE, &ignore, &old);
-    if (event_add(s->term_event, NULL) != 0 || event_add(s->int_event, NULL) != 0 ||
-        event_add(s->hup_event, NULL) != 0)
-        return kg_fail(err, KG_EIO, "cannot watch signals");
-    rc = event_base_dispatch(s->base);
-    (void)event_del(s->term_event);
-    (void)event_del(s->int_event);
-    (void)event_del(s->hup_event);
-    (void)sigaction(SIGPIPE, &old, NULL);
-    if (rc < 0)
+    if (event_base_dispatch(s->base) < 0)
         return kg_fail(err, KG_EIO, "the event loop failed");
     kg_log_line(s->parts.log, KG_LOG_INFO, "serve", "ended", "requests_cut=%u", s->n_jobs);
     return KG_OK;

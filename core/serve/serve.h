@@ -24,7 +24,8 @@ struct kg_serve_parts {
     struct kg_log *log;         /* may be NULL */
 };
 
-/* Binds and listens; nothing is answered before kg_serve_run. KG_EIO, KG_ENOMEM, KG_ECONFIG. */
+/* Binds and listens; nothing is answered before kg_serve_run. From here until destroy SIGTERM,
+ * SIGINT and SIGHUP are messages to the loop; SIGPIPE is ignored. KG_EIO, KG_ENOMEM, KG_ECONFIG. */
 KG_CHECKED int kg_serve_create(const struct kg_serve_parts *parts, struct kg_serve **serve,
                                struct kg_error *err);
 /* After run. Requests still open are cut; the engine may go on sending events for them. */
@@ -37,7 +38,7 @@ uint32_t kg_serve_port(const struct kg_serve *serve);
 /*
  * Serves on the calling thread until SIGTERM or SIGINT, then drains: stops listening, lets
  * requests finish for drain_ms, cancels the rest. A second signal ends at once. SIGHUP is
- * reserved (logged). Handlers are set for the time of the call; SIGPIPE is ignored.
+ * reserved (logged).
  */
 KG_CHECKED int kg_serve_run(struct kg_serve *serve, struct kg_error *err);
 /* What SIGTERM does. Any thread, any number of times. */

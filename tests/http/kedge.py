@@ -10,10 +10,12 @@ import json
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 
 ROOT = os.environ.get("KEDGE_ROOT") or os.path.dirname(
@@ -170,8 +172,6 @@ class Server:
 
     def wait_for(self, what, want=True):
         """Asks `what()` again and again until it answers; each question is a round trip."""
-        import time
-
         end = time.monotonic() + DEADLINE
         while True:
             got = what()
@@ -233,8 +233,6 @@ class Stream:
 
     def kill(self):
         """Leaves without a word: RST."""
-        import struct
-
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
 
@@ -376,9 +374,11 @@ def cases(tests):
     bad = 0
     for i, name in enumerate(names, 1):
         title = name[5:]
+        start = time.monotonic()
         try:
             tests[name]()
             print("ok %d - %s" % (i, title))
+            print("# %.2f s" % (time.monotonic() - start))
         except Skip as e:
             print("ok %d - %s # SKIP %s" % (i, title, e))
         except BaseException:
