@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The NumPy reference against the golden vectors, which came from another program (README.md).
 
-usage: ref_test.py ROOT_OF_THE_TREE [SCRATCH_FOLDER]. Prints TAP.
+usage: ref_test.py ROOT_OF_THE_TREE [SCRATCH_FOLDER]. Prints TAP. With KEDGE_FULL=1 in the environment
+all prompts are run, not the shortest alone.
 """
 import json
 import os
@@ -17,6 +18,7 @@ import tensorfile
 
 ROOT = sys.argv[1]
 GOLDEN, MODELS = os.path.join(ROOT, "tests/golden"), os.path.join(ROOT, "tests/models")
+FULL = os.environ.get("KEDGE_FULL", "") not in ("", "0")
 count = failed = 0
 
 
@@ -92,11 +94,12 @@ def check_kimi_linear(folder):
           set(model.w) == set(sharded.w) and all((sharded.w[k] == v).all() for k, v in model.w.items()))
     ids = list(range(11, 31))
     check_pieces(model, ids, "kimi_linear")
-    make_kimi_linear.write_golden(folder, 32)
-    with open(os.path.join(folder, "golden.json")) as f:
-        records = json.load(f)
-    check("kimi_linear_prompts_have_no_close_calls",
-          all(r["min_router_margin"] > 1e-4 and min(r["greedy_gap"]) > 2e-2 for r in records))
+    if FULL:
+        make_kimi_linear.write_golden(folder, 32)
+        with open(os.path.join(folder, "golden.json")) as f:
+            records = json.load(f)
+        check("kimi_linear_prompts_have_no_close_calls",
+              all(r["min_router_margin"] > 1e-4 and min(r["greedy_gap"]) > 2e-2 for r in records))
     logits = model.forward(ids, model.new_state())
     check("kimi_linear_logits_are_of_ordinary_size", 1.0 < logits.std() < 6.0, str(logits.std()))
     again = tempfile.mkdtemp(dir=folder)
@@ -108,10 +111,10 @@ def check_kimi_linear(folder):
 
 def main():
     k3 = kimi.Kimi(os.path.join(MODELS, "k3-tiny"))
-    check_prompts(k3, "prompts")
+    check_prompts(k3, "prompts", None if FULL else ["code"], 8 if FULL else 3)
     check_trace(k3)
     check_pieces(k3, list(range(7, 27)), "k3")
-    check_prompts(kimi.Kimi(os.path.join(MODELS, "k3-tiny-mxfp4")), "mxfp4")
+    check_prompts(kimi.Kimi(os.path.join(MODELS, "k3-tiny-mxfp4")), "mxfp4", None, 8 if FULL else 3)
     with tempfile.TemporaryDirectory(dir=sys.argv[2] if len(sys.argv) > 2 else None) as folder:
         check_kimi_linear(folder)
     print("1..%d" % count)
