@@ -25,6 +25,7 @@ struct kg_bind {
     uint8_t *used;    /* [kg_st_count] */
     void **owned;     /* aligned copies of tensors the file holds at odd addresses */
     uint64_t n_owned;
+    uint64_t copied_bytes; /* sum of their sizes */
     int rc;
     struct kg_error *err;
 };

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_COPY_BYTES (4ull << 30) /* of tensors at odd addresses */
+
 /* What kg_ckpt_close needs beside the public part. */
 struct opened {
     struct kg_ckpt ckpt; /* first: the two addresses are one */
@@ -159,6 +161,14 @@ static const void *aligned(struct kg_bind *b, const struct kg_st_tensor *t)
 
     if ((uintptr_t)t->data % size == 0) {
         return t->data;
+    }
+    b->copied_bytes += t->bytes;
+    if (b->copied_bytes > MAX_COPY_BYTES) {
+        bad(b, t,
+            "its data lie at an odd address, and over %llu bytes would have to be copied; "
+            "save the file again with the header padded to 8 bytes",
+            MAX_COPY_BYTES);
+        return NULL;
     }
     void **list = realloc(b->owned, (size_t)(b->n_owned + 1) * sizeof(*list));
     void *copy = malloc((size_t)t->bytes);

@@ -88,7 +88,7 @@ struct kg_ckpt_info {
     uint64_t vision_bytes;
     uint64_t n_ignored;                 /* other tensors outside the text model */
     const char *ignored[KG_CKPT_NAMES]; /* the first of them, NULL after the last */
-    uint64_t n_realigned; /* small files written without alignment: copied, not mapped */
+    uint64_t n_realigned; /* at odd addresses in the file: copied (at most 4 GiB), not mapped */
     uint32_t mxfp4;       /* 1: at least one matrix is MXFP4 */
 };
 
