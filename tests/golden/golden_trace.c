@@ -175,6 +175,11 @@ static void derive_mla(struct trace *tr, uint32_t l)
     derive_kv(tr, l, w);
     derive_probs(tr, l);
     free(w);
+    if (!tr->rig.ckpt->config.mla_gate) {
+        const struct tensor *o = find_layer(tr, l, "mla.o");
+        memcpy(add_layer(tr, l, "mla.o_gated", o->rows, o->width)->data, o->data,
+               (size_t)o->rows * o->width * 4);
+    }
 }
 
 /* What each pick's expert gave, from the same kernel with one pick of weight one. */
@@ -201,7 +206,8 @@ static void derive_experts(struct trace *tr, uint32_t l)
                               .rows = 1,
                               .top_k = 1,
                               .n_experts = m->c->n_experts,
-                              .act = {KG_ACT_SITU, m->c->act_beta, m->c->act_linear_beta},
+                              .act = {m->c->act == KG_FFN_SITU ? KG_ACT_SITU : KG_ACT_SWIGLU,
+                                      m->c->act_beta, m->c->act_linear_beta},
                               .scratch = m->s.ffn.moe,
                               .scratch_bytes = m->s.ffn.moe_bytes};
         m->k->moe(m->team, &args);
@@ -237,7 +243,15 @@ static void derive_router(struct trace *tr, uint32_t l)
     }
 }
 
-static void run_trace(struct trace *tr, enum kg_isa isa)
+/* Folder of the checkpoint, and of trace.json and trace.safetensors. */
+struct source {
+    const char *model, *golden;
+};
+
+static const struct source k3 = {TEST_ROOT "/models/k3-tiny", TEST_ROOT "/golden"};
+static const struct source kimi_linear = {KIMI_LINEAR, KIMI_LINEAR};
+
+static void run_trace(struct trace *tr, const struct source *src, enum kg_isa isa)
 {
     char path[512];
     struct kg_tap hook = {.fn = tap, .ctx = tr};
@@ -250,10 +264,11 @@ static void run_trace(struct trace *tr, enum kg_isa isa)
     uint32_t *ids;
     json_t *doc;
 
-    doc = json_load_file(rig_path(path, sizeof(path), "golden/trace.json"), 0, NULL);
+    (void)snprintf(path, sizeof(path), "%s/trace.json", src->golden);
+    doc = json_load_file(path, 0, NULL);
     assert_non_null(doc);
     ids = rig_ids(doc, "ids", &tr->n_tokens);
-    o.model = rig_path(path, sizeof(path), "models/k3-tiny");
+    o.model = src->model;
     assert_true(rig_open(&tr->rig, &o));
     kg_model_set_tap(tr->rig.model, &hook);
     rig_rows(&tr->rig, 0, ids, tr->n_tokens, tr->n_tokens, NULL, 0);
@@ -301,7 +316,7 @@ static int compare(const struct trace *tr, const struct kg_st_tensor *g, double 
     return 0;
 }
 
-static void check_trace(enum kg_isa isa)
+static void check_trace(const struct source *src, enum kg_isa isa)
 {
     struct trace *tr = calloc(1, sizeof(*tr));
     struct kg_error err = {0};
@@ -310,10 +325,10 @@ static void check_trace(enum kg_isa isa)
     uint64_t bad = 0;
 
     assert_non_null(tr);
-    if (kg_st_open_file(rig_path(path, sizeof(path), "golden/trace.safetensors"), &tr->golden,
-                        &err) < 0)
+    (void)snprintf(path, sizeof(path), "%s/trace.safetensors", src->golden);
+    if (kg_st_open_file(path, &tr->golden, &err) < 0)
         fail_msg("%s", err.text);
-    run_trace(tr, isa);
+    run_trace(tr, src, isa);
     for (uint64_t i = 0; i < kg_st_count(tr->golden); i++)
         bad += !compare(tr, kg_st_at(tr->golden, i), &worst);
     print_message("%s: %llu tensors, worst relative L2 %.2g\n", tr->rig.k->name,
@@ -329,13 +344,20 @@ static void check_trace(enum kg_isa isa)
 static void every_intermediate_equals_the_trace_in_plain_c(void **state)
 {
     (void)state;
-    check_trace(KG_ISA_REF);
+    check_trace(&k3, KG_ISA_REF);
 }
 
 static void every_intermediate_equals_the_trace_with_vectors(void **state)
 {
     (void)state;
-    check_trace(KG_ISA_AVX512_BF16);
+    check_trace(&k3, KG_ISA_AVX512_BF16);
+}
+
+static void every_intermediate_of_kimi_linear_equals_its_trace(void **state)
+{
+    (void)state;
+    check_trace(&kimi_linear, KG_ISA_REF);
+    check_trace(&kimi_linear, KG_ISA_AVX512_BF16);
 }
 
 int main(void)
@@ -343,6 +365,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_intermediate_equals_the_trace_in_plain_c),
         cmocka_unit_test(every_intermediate_equals_the_trace_with_vectors),
+        cmocka_unit_test(every_intermediate_of_kimi_linear_equals_its_trace),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

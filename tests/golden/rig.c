@@ -225,12 +225,6 @@ const int32_t *rig_golden_ids(const struct kg_st *st, const char *name, uint64_t
     return golden(st, name, KG_I32, n)->data;
 }
 
-const char *rig_path(char *buf, size_t n, const char *file)
-{
-    (void)snprintf(buf, n, "%s/%s", TEST_ROOT, file);
-    return buf;
-}
-
 uint32_t *rig_ids(const json_t *object, const char *key, uint32_t *n)
 {
     const json_t *list = json_object_get(object, key);

@@ -61,8 +61,6 @@ struct rig_diff rig_compare(const float *a, const float *b, uint64_t n);
 /* An F32 or I32 tensor of a golden file; fails the test when it is not there. */
 const float *rig_golden(const struct kg_st *st, const char *name, uint64_t n);
 const int32_t *rig_golden_ids(const struct kg_st *st, const char *name, uint64_t n);
-/* Path of a file below the source folder of the tests (TEST_ROOT). */
-const char *rig_path(char *buf, size_t n, const char *file);
 /* Array of ids in a JSON object. Caller frees. */
 uint32_t *rig_ids(const json_t *object, const char *key, uint32_t *n);
 
