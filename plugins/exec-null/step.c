@@ -42,7 +42,9 @@ static void write_state(struct kg_exec *x, uint32_t unit, uint64_t h, uint32_t l
     for (uint32_t i = 0; i < x->conf.n_state_parts; i++) {
         uint8_t *at = null_entry(x, KG_STATE, unit * x->n_entry[KG_STATE] + i / per);
         uint64_t v[2] = {h + i, length};
-        memcpy(at + (i % per) * x->conf.state_part_bytes, v, sizeof(v));
+        at += (i % per) * x->conf.state_part_bytes;
+        memset(at, 0, x->conf.state_part_bytes); /* a state is written whole */
+        memcpy(at, v, sizeof(v));
     }
 }
 
@@ -55,6 +57,7 @@ static void write_rows(struct kg_exec *x, const struct null_slot *s, uint32_t pa
         uint8_t *at = null_entry(x, KG_PAGE, s->pages[p / x->layout.page_tokens]) +
                       (uint64_t)(p % x->layout.page_tokens) * x->conf.token_bytes;
         if (j < n_good) {
+            memset(at, 0, x->conf.token_bytes);
             memcpy(at, &x->row_hash[j], sizeof(uint64_t));
         } else {
             memset(at, 0xff, x->conf.token_bytes);
