@@ -11,6 +11,8 @@
 #include <cmocka.h>
 
 #define MAX_V 4096
+#define NOISE_HASH 0xdc8cc584f40ce6bdull
+#define PICK_HASH 0x597f08a15bab743aull
 
 static struct kg_sample_pick pick_at(const float *x, uint32_t vocab, const struct kg_sampling *s,
                                      uint32_t position, uint32_t n_output,
@@ -131,6 +133,40 @@ static void noise_agrees_with_its_definition(void **state)
         double a = kg_sample_noise(seed, pos, tok), b = noise_again(seed, pos, tok);
         assert_true(fabs(a - b) < 1e-12 * (1 + fabs(b)));
     }
+}
+
+static uint64_t hash_bytes(uint64_t h, const void *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        h = (h ^ ((const unsigned char *)p)[i]) * 0x100000001b3ull;
+    }
+    return h;
+}
+
+/* The values were taken once; compilers, options and instruction sets must all reproduce them. */
+static void bits_of_noise_picks_and_logprobs_are_fixed(void **state)
+{
+    enum { V = 2000 };
+    static float x[V];
+    uint64_t noise = 0xcbf29ce484222325ull, rest = noise;
+    struct kg_logprob lp[6];
+
+    (void)state;
+    for (uint32_t i = 0; i < 20000; i++) {
+        double g = kg_sample_noise(i / 100, i % 100, i * 7);
+        noise = hash_bytes(noise, &g, sizeof(g));
+    }
+    for (uint32_t i = 0; i < 200; i++) {
+        struct kg_sampling s = {.temperature = 0.9f, .seed = i, .n_logprobs = 5};
+        s.top_p = i % 2 ? 0.9f : 0;
+        s.top_k = i % 3 ? 50 : 0;
+        fill(x, V, i, 14.0f);
+        struct kg_sample_pick k = pick_at(x, V, &s, i, 0, NULL, lp);
+        rest = hash_bytes(rest, &k.token, sizeof(k.token));
+        rest = hash_bytes(rest, lp, sizeof(lp));
+    }
+    assert_int_equal(noise, NOISE_HASH);
+    assert_int_equal(rest, PICK_HASH);
 }
 
 /* Which tokens the filters keep, by sorting; written from the rule and slow. */
@@ -546,6 +582,7 @@ int main(void)
         cmocka_unit_test(greedy_takes_the_largest_and_the_lowest_id_of_equals),
         cmocka_unit_test(noise_is_a_fixed_function_with_the_gumbel_law),
         cmocka_unit_test(noise_agrees_with_its_definition),
+        cmocka_unit_test(bits_of_noise_picks_and_logprobs_are_fixed),
         cmocka_unit_test(draws_follow_the_filtered_softmax),
         cmocka_unit_test(pick_is_the_argmax_of_logit_plus_noise_among_the_kept),
         cmocka_unit_test(draw_depends_on_seed_and_position_only),
