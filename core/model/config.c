@@ -212,7 +212,7 @@ static int read_kda(const struct reader *text, const char *at, struct kg_model_c
 
 static int read_mla(const struct reader *r, struct kg_model_config *c)
 {
-    uint32_t nope, kv_heads;
+    uint32_t nope = 0, kv_heads = 0;
     int rc;
 
     if ((rc = read_u32(r, "num_attention_heads", 1, KG_MAX_HEADS, KG_NONE, &c->mla_heads)) < 0 ||
@@ -252,7 +252,7 @@ static int read_act(const struct reader *r, struct kg_model_config *c)
 /* The fields that matter once a layer is MoE. */
 static int read_experts(const struct reader *r, struct kg_model_config *c)
 {
-    uint32_t shared, groups, topk_group;
+    uint32_t shared = 0, groups = 0, topk_group = 0;
     int rc;
 
     if ((rc = read_u32(r, "num_experts", 1, KG_MAX_EXPERTS, KG_NONE, &c->n_experts)) < 0 ||
@@ -285,7 +285,7 @@ static int read_experts(const struct reader *r, struct kg_model_config *c)
 
 static int read_ffn(const struct reader *r, struct kg_model_config *c)
 {
-    uint32_t experts, first, freq;
+    uint32_t experts = 0, first = 0, freq = 1;
     int n_moe = 0;
     int rc;
 
@@ -434,7 +434,7 @@ static int read_text(const struct reader *r, const char *kda_at, struct kg_model
 {
     const char *context =
         get(r, "model_max_length") != NULL ? "model_max_length" : "max_position_embeddings";
-    uint32_t mtp;
+    uint32_t mtp = 0;
     int rc;
 
     if ((rc = read_u32(r, "hidden_size", 1, KG_MAX_HIDDEN, KG_NONE, &c->hidden)) < 0 ||
@@ -478,7 +478,7 @@ static int find_text(const struct reader *outer, struct reader *text, struct kg_
 {
     static const char *const families[] = {"kimi_linear", "kimi_k3", NULL};
     static const char *const inner[] = {"kimi_linear", NULL};
-    uint32_t i;
+    uint32_t i = 0;
     int rc = read_word(outer, "model_type", families, &i);
 
     if (rc < 0) {
