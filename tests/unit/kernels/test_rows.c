@@ -215,17 +215,24 @@ static void row_operations_have_equal_bits_on_every_set_rows_threads_and_in_plac
     kg_team_destroy(team);
 }
 
-/* Every 1009th float: exp within 2 units in the last place, the others by absolute error. */
+/* One float in some ten thousand, all signs and exponents: exp within 2 units in the last place,
+ * and each function the bits of plain C. */
 static void exp_is_right_over_its_whole_range(void **state)
 {
+    struct kg_act_args situ = {KG_ACT_SITU, 4, 25};
+    const struct kg_kernels *ref = kg_kernels_ref(KG_MATH_EXACT);
+    float zero = 0;
+
     (void)state;
     for (EACH_TABLE(t)) {
-        for (uint64_t bits = 0; bits <= UINT32_MAX; bits += 1009 * 97) {
+        for (uint64_t bits = 0; bits <= UINT32_MAX; bits += 1009 * 37) {
             uint32_t b = (uint32_t)bits;
-            float x, y;
+            float x, y, r;
 
             memcpy(&x, &b, sizeof(x));
+            ref->row_exp(NULL, &r, 1, &x, 1, NULL, 1, 1);
             t.k->row_exp(NULL, &y, 1, &x, 1, NULL, 1, 1);
+            same_bits("exp", &y, &r, 1);
             double w = exp((double)x);
             if (isnan(x))
                 assert_true(isnan(y));
@@ -235,8 +242,50 @@ static void exp_is_right_over_its_whole_range(void **state)
                 assert_true(y == 0 || y < 1.1755e-38f);
             else if (!(fabs(y - w) <= 2 * w * 0x1p-23))
                 fail_msg("exp(%.9g) = %.9g, want %.9g", (double)x, (double)y, w);
+            ref->act(NULL, &situ, &r, 1, &x, 1, &x, 1, 1, 1);
+            t.k->act(NULL, &situ, &y, 1, &x, 1, &x, 1, 1, 1);
+            same_bits("situ", &y, &r, 1);
+            ref->kda_gate(NULL, &r, 1, &x, 1, &zero, &zero, 1, 1, 1, KG_GATE_SOFTPLUS, 0);
+            t.k->kda_gate(NULL, &y, 1, &x, 1, &zero, &zero, 1, 1, 1, KG_GATE_SOFTPLUS, 0);
+            same_bits("gate", &y, &r, 1);
         }
     }
+}
+
+/* A third of a million arguments in the range in use: every fused step shows. */
+static void transcendental_functions_have_the_bits_of_plain_c(void **state)
+{
+    const uint32_t n = 333333;
+    uint64_t s = 26;
+    float *x = random_f(&s, n, 25), *one = take_f(n), *zero = take_f(n), *y = take_f(n);
+    float *want_exp = take_f(n), *want_act = take_f(n), *want_gate = take_f(n);
+    struct kg_act_args situ = {KG_ACT_SITU, 4, 25};
+
+    (void)state;
+    for (uint32_t i = 0; i < n; i++)
+        zero[i] = 0;
+    for (uint32_t i = 0; i < n; i++)
+        one[i] = 1;
+    for (EACH_TABLE(t)) {
+        int ref = t.i == 1;
+
+        t.k->row_exp(NULL, ref ? want_exp : y, n, x, n, NULL, 1, n);
+        if (!ref)
+            same_bits("exp", y, want_exp, n);
+        t.k->act(NULL, &situ, ref ? want_act : y, n, x, n, one, n, 1, n);
+        if (!ref)
+            same_bits("situ", y, want_act, n);
+        t.k->kda_gate(NULL, ref ? want_gate : y, n, x, n, zero, zero, 1, 1, n, KG_GATE_SOFTPLUS, 0);
+        if (!ref)
+            same_bits("gate", y, want_gate, n);
+    }
+    free(x);
+    free(one);
+    free(zero);
+    free(y);
+    free(want_exp);
+    free(want_act);
+    free(want_gate);
 }
 
 static void small_and_large_arguments_keep_their_precision(void **state)
@@ -395,6 +444,7 @@ int main(void)
         cmocka_unit_test(row_operations_match_double),
         cmocka_unit_test(row_operations_have_equal_bits_on_every_set_rows_threads_and_in_place),
         cmocka_unit_test(exp_is_right_over_its_whole_range),
+        cmocka_unit_test(transcendental_functions_have_the_bits_of_plain_c),
         cmocka_unit_test(small_and_large_arguments_keep_their_precision),
         cmocka_unit_test(embedding_copies_and_widens),
         cmocka_unit_test(mix_is_the_softmax_of_normed_scores),
