@@ -87,15 +87,31 @@ static int fill_check(const struct kg_weight *w, uint32_t out0, uint32_t in0, ui
     return KG_OK;
 }
 
+/* bf16 to bf16, the layout of every checkpoint: one output's inputs, without conversions. */
+static void fill_row_bf16(struct kg_weight *w, uint32_t o, uint32_t in0, uint32_t n_in,
+                          const uint16_t *src, size_t si)
+{
+    uint16_t *to = (uint16_t *)((uint8_t *)w->data + o / 16 * block_bytes(w->type, w->in));
+
+    to += o % 16 * 2;
+    for (uint32_t i = 0; i < n_in; i++)
+        to[(size_t)((in0 + i) / 2) * 32 + (in0 + i) % 2] = src[i * si];
+}
+
 /* Source element (o, i) lies at src[o * so + i * si]. */
 static int fill(struct kg_weight *w, uint32_t out0, uint32_t in0, uint32_t n_out, uint32_t n_in,
                 uint32_t src_dtype, const void *src, size_t so, size_t si)
 {
     int rc = fill_check(w, out0, in0, n_out, n_in, src_dtype);
 
-    for (uint32_t o = 0; rc == KG_OK && o < n_out; o++)
+    for (uint32_t o = 0; rc == KG_OK && o < n_out; o++) {
+        if (w->type == KG_W_BF16 && src_dtype == KG_BF16) {
+            fill_row_bf16(w, out0 + o, in0, n_in, (const uint16_t *)src + o * so, si);
+            continue;
+        }
         for (uint32_t i = 0; i < n_in; i++)
             put(w, out0 + o, in0 + i, get(src_dtype, src, o * so + i * si));
+    }
     return rc;
 }
 

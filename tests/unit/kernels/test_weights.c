@@ -110,6 +110,38 @@ static void packing_keeps_every_element_and_pads_with_zero(void **state)
     }
 }
 
+/* From bf16 every value arrives unchanged, whatever the type it is packed into. */
+static void bf16_sources_are_copied_exactly(void **state)
+{
+    uint64_t s = 4;
+    uint16_t src[33 * 40];
+
+    (void)state;
+    for (size_t i = 0; i < 33 * 40; i++)
+        src[i] = kg_bf16_from_f32(rnd_f(&s));
+    for (uint32_t type = KG_W_F32; type <= KG_W_BF16; type++) {
+        struct kg_weight w, t;
+        void *data = take(kg_weight_bytes(type, 35, 41)),
+             *turned = take(kg_weight_bytes(type, 41, 35));
+
+        assert_int_equal(kg_weight_init(&w, type, 35, 41, data), KG_OK);
+        assert_int_equal(kg_weight_init(&t, type, 41, 35, turned), KG_OK);
+        assert_int_equal(kg_weight_fill(&w, 2, 1, 33, 39, KG_BF16, src, 40), KG_OK);
+        assert_int_equal(kg_weight_fill_t(&t, 1, 2, 39, 33, KG_BF16, src, 40), KG_OK);
+        for (uint32_t o = 0; o < 35; o++) {
+            for (uint32_t i = 0; i < 41; i++) {
+                int inside = o >= 2 && i >= 1 && i < 40;
+                float want = inside ? kg_f32_from_bf16(src[(o - 2) * 40 + i - 1]) : 0;
+
+                assert_true(kg_weight_at(&w, o, i) == want);
+                assert_true(kg_weight_at(&t, i, o) == want);
+            }
+        }
+        free(data);
+        free(turned);
+    }
+}
+
 static void blocks_filled_apart_equal_one_fill_and_gaps_stay_zero(void **state)
 {
     uint64_t s = 2;
@@ -190,6 +222,7 @@ int main(void)
         cmocka_unit_test(mxfp4_value_of_every_code_and_scale),
         cmocka_unit_test(mxfp4_product_decodes_all_bytes_at_scale_extremes),
         cmocka_unit_test(packing_keeps_every_element_and_pads_with_zero),
+        cmocka_unit_test(bf16_sources_are_copied_exactly),
         cmocka_unit_test(blocks_filled_apart_equal_one_fill_and_gaps_stay_zero),
         cmocka_unit_test(bad_shapes_are_refused),
         cmocka_unit_test(bf16_rounds_to_nearest_even),
