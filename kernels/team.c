@@ -5,11 +5,14 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 /* How often a waiting member looks before it sleeps; some microseconds. */
 #define SPINS 2000
+
+typedef void kg_team_fn(void *arg, uint32_t task, uint32_t member);
 
 struct member {
     struct kg_team *team;
@@ -17,16 +20,23 @@ struct member {
     pthread_t thread;
 };
 
+/*
+ * A run is a round. `next` holds the round in its upper half and the first task nobody took in
+ * its lower half, so a member takes a task and checks that the run is still the one it looked at
+ * in one step. Nobody waits for members that took nothing: on a busy machine a sleeping member
+ * may come late and find the run over.
+ */
 struct kg_team {
     uint32_t n;
-    /* Of the run in progress; written before `round` rises. */
-    void (*fn)(void *arg, uint32_t task, uint32_t member);
-    void *arg;
-    uint32_t n_tasks;
     int stop;
-    _Alignas(64) atomic_uint next;     /* first task nobody took */
-    _Alignas(64) atomic_uint round;    /* rises with each run; members sleep on it */
-    _Alignas(64) atomic_uint busy;     /* members that have not finished; the caller sleeps on it */
+    /* Of the run in progress. A late member may read the next run's: its take then fails. */
+    _Atomic(kg_team_fn *) fn;
+    _Atomic(void *) arg;
+    atomic_uint n_tasks;
+    _Alignas(64) _Atomic uint64_t next;
+    _Alignas(64) atomic_uint round;    /* of the run in progress; members sleep on it */
+    _Alignas(64) atomic_uint done;     /* tasks finished; the caller sleeps on it */
+    atomic_uint waiting;               /* the caller is about to sleep */
     _Alignas(64) atomic_uint sleepers; /* members asleep: no wake-up call when zero */
     struct member members[];           /* [n - 1] */
 };
@@ -48,14 +58,23 @@ static inline void relax(void)
 #endif
 }
 
-static void take_tasks(struct kg_team *team, uint32_t index)
+/* Works on run `round` until it has no task left. */
+static void take_tasks(struct kg_team *team, uint32_t index, uint32_t round)
 {
     for (;;) {
-        uint32_t task = atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
+        kg_team_fn *fn = atomic_load_explicit(&team->fn, memory_order_acquire);
+        void *arg = atomic_load_explicit(&team->arg, memory_order_acquire);
+        uint32_t n = atomic_load_explicit(&team->n_tasks, memory_order_acquire);
+        uint64_t next = atomic_load_explicit(&team->next, memory_order_acquire);
 
-        if (task >= team->n_tasks)
+        if ((uint32_t)(next >> 32) != round || (uint32_t)next >= n)
             return;
-        team->fn(team->arg, task, index);
+        if (!atomic_compare_exchange_strong_explicit(&team->next, &next, next + 1,
+                                                     memory_order_acq_rel, memory_order_relaxed))
+            continue;
+        fn(arg, (uint32_t)next, index);
+        if (atomic_fetch_add(&team->done, 1) + 1 == n && atomic_load(&team->waiting) != 0)
+            futex_wake(&team->done);
     }
 }
 
@@ -87,15 +106,13 @@ static void *member_main(void *arg)
         seen = wait_round(team, seen);
         if (team->stop)
             return NULL;
-        take_tasks(team, me->index);
-        if (atomic_fetch_sub(&team->busy, 1) == 1)
-            futex_wake(&team->busy);
+        take_tasks(team, me->index, seen);
     }
 }
 
-static void start_round(struct kg_team *team)
+static void start_round(struct kg_team *team, uint32_t round)
 {
-    atomic_fetch_add(&team->round, 1);
+    atomic_store(&team->round, round);
     if (atomic_load(&team->sleepers) > 0)
         futex_wake(&team->round);
 }
@@ -109,15 +126,8 @@ int kg_team_create(uint32_t n_threads, struct kg_team **team, struct kg_error *e
 
     if (t == NULL)
         return kg_fail(err, KG_ENOMEM, "no memory for a team of %u threads", n_threads);
+    memset(t, 0, bytes);
     t->n = 1;
-    t->fn = NULL;
-    t->arg = NULL;
-    t->n_tasks = 0;
-    t->stop = 0;
-    atomic_init(&t->next, 0);
-    atomic_init(&t->round, 0);
-    atomic_init(&t->busy, 0);
-    atomic_init(&t->sleepers, 0);
     for (uint32_t i = 0; i + 1 < n_threads; i++) {
         struct member *m = &t->members[i];
 
@@ -138,7 +148,7 @@ void kg_team_destroy(struct kg_team *team)
     if (team == NULL)
         return;
     team->stop = 1;
-    start_round(team);
+    start_round(team, atomic_load(&team->round) + 1);
     for (uint32_t i = 0; i + 1 < team->n; i++)
         (void)pthread_join(team->members[i].thread, NULL);
     free(team);
@@ -157,23 +167,28 @@ void kg_team_run(struct kg_team *team, void (*fn)(void *arg, uint32_t task, uint
             fn(arg, task, kg_team_size(team) - 1);
         return;
     }
-    team->fn = fn;
-    team->arg = arg;
-    team->n_tasks = n_tasks;
-    atomic_store_explicit(&team->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&team->busy, team->n - 1, memory_order_relaxed);
-    start_round(team);
-    take_tasks(team, team->n - 1);
+    uint32_t round = atomic_load_explicit(&team->round, memory_order_relaxed) + 1;
+
+    /* next first: whoever sees a new fn or arg below cannot take a task of an older round */
+    atomic_store(&team->next, (uint64_t)round << 32);
+    atomic_store_explicit(&team->fn, fn, memory_order_release);
+    atomic_store_explicit(&team->arg, arg, memory_order_release);
+    atomic_store_explicit(&team->n_tasks, n_tasks, memory_order_release);
+    atomic_store_explicit(&team->done, 0, memory_order_relaxed);
+    start_round(team, round);
+    take_tasks(team, team->n - 1, round);
     for (int i = 0; i < SPINS; i++) {
-        if (atomic_load_explicit(&team->busy, memory_order_acquire) == 0)
+        if (atomic_load_explicit(&team->done, memory_order_acquire) == n_tasks)
             return;
         relax();
     }
+    atomic_store(&team->waiting, 1);
     for (;;) {
-        unsigned busy = atomic_load_explicit(&team->busy, memory_order_acquire);
+        unsigned done = atomic_load(&team->done);
 
-        if (busy == 0)
-            return;
-        futex_wait(&team->busy, busy);
+        if (done == n_tasks)
+            break;
+        futex_wait(&team->done, done);
     }
+    atomic_store(&team->waiting, 0);
 }
