@@ -100,11 +100,10 @@ static void draft_model(struct kg_engine *e)
     }
 }
 
-/* Verify lengths as chosen, cut to what is legal; the step's rows are never overdrawn. */
-static void choose(struct kg_engine *e, struct kg_spec_view *view)
+/* Verify lengths as chosen, cut to what was drafted. The plan counted 1 + cap rows for each decode
+ * and nobody drafted more than cap, so the step's rows are not overdrawn. */
+static void choose(struct kg_engine *e, const struct kg_spec_view *view)
 {
-    uint32_t left = view->rows_left;
-
     memset(e->lengths, 0, e->n_spec * sizeof(*e->lengths));
     e->parts.spec_ops->choose(e->parts.spec, view, e->lengths);
     for (uint32_t i = 0; i < e->n_picks; i++) {
@@ -118,8 +117,6 @@ static void choose(struct kg_engine *e, struct kg_spec_view *view)
             n = q->n_drafted;
             e->stats.drafts_failed++;
         }
-        n = n < left ? n : left;
-        left -= n;
         p->n_draft = n;
         e->n_rows += n;
         p->req->job->done.n_drafted += q->n_drafted;

@@ -2,6 +2,8 @@
  * the notes on public failures are named where a test would have caught them. */
 #include "rig.h"
 
+#include <stdio.h>
+
 #define MS 1000000ull
 
 /* Pools on which the rules must hold alike. */
@@ -45,6 +47,13 @@ static void v52_two_holders_of_half_the_pool_do_not_stall(void **state)
                      .n_pages = 16, .n_states = 2, .max_seqs = 2, .lifetime = KG_LIFETIME_PROMPT});
     assert_int_equal(rig_submit(&r, 1, 56, 60, NULL), KG_OK); /* 7..15 pages of 16 */
     assert_int_equal(rig_submit(&r, 2, 56, 60, NULL), KG_OK);
+    while (!r.outs[1].done) {
+        rig_step(&r);
+    }
+    rig_step(&r); /* 2 is readmitted, and with its whole lifetime: 15 pages of 128 bytes */
+    struct kg_engine_stats s;
+    kg_engine_stats(r.engine, &s);
+    assert_int_equal(s.bytes.live[KG_PAGE] + s.bytes.promised, 15 * 128);
     rig_run(&r, 400);
     assert_int_equal(r.outs[1].end.n_preempted, 0);
     assert_int_equal(r.outs[2].end.n_preempted, 1);
@@ -182,6 +191,52 @@ static void a_request_that_waited_too_long_ends_with_timeout(void **state)
     rig_close(&r);
 }
 
+static void a_preempted_request_does_not_time_out(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r, &(struct rig_conf){.n_pages = 16,
+                                    .n_states = 2,
+                                    .max_seqs = 2,
+                                    .queue_timeout_ms = 5,
+                                    .exec_opts = "base_ns=1000000",
+                                    .lifetime = KG_LIFETIME_PROMPT});
+    assert_int_equal(rig_submit(&r, 1, 56, 60, NULL), KG_OK);
+    assert_int_equal(rig_submit(&r, 2, 56, 60, NULL), KG_OK);
+    rig_run(&r, 400);
+    assert_int_equal(r.outs[2].end.n_preempted, 1); /* and waited far longer than 5 ms */
+    assert_int_equal(r.outs[2].end.finish, KG_FINISH_LENGTH);
+    rig_assert_true(&r, 2);
+    rig_close(&r);
+}
+
+static void a_plan_that_breaks_a_rule_is_dropped_and_the_step_runs(void **state)
+{
+    (void)state;
+    for (uint32_t rule = 1; rule <= 8; rule++) {
+        char opts[20];
+        struct rig r;
+        struct kg_engine_stats s;
+        (void)snprintf(opts, sizeof(opts), "bad=%u", rule);
+        rig_open(&r, &(struct rig_conf){.sched = "lifo", .sched_opts = opts, .step_tokens = 20});
+        for (uint32_t id = 1; id <= 12; id++) {
+            assert_int_equal(rig_submit(&r, id, 40, 20, NULL), KG_OK);
+        }
+        while (r.n_open > 0) {
+            assert_int_equal(rig_step(&r), 1);
+        }
+        kg_engine_stats(r.engine, &s);
+        if (s.plans_dropped == 0) {
+            fail_msg("rule %u: no plan was dropped", rule);
+        }
+        for (uint32_t id = 1; id <= 12; id++) {
+            assert_int_equal(r.outs[id].end.finish, KG_FINISH_LENGTH);
+            rig_assert_true(&r, id);
+        }
+        rig_close(&r);
+    }
+}
+
 static void virtual_time_moves_to_the_deadline_when_nothing_can_run(void **state)
 {
     (void)state;
@@ -258,6 +313,8 @@ int main(void)
         cmocka_unit_test(admission_never_preempts),
         cmocka_unit_test(a_small_request_passes_a_big_one_until_max_wait),
         cmocka_unit_test(a_request_that_waited_too_long_ends_with_timeout),
+        cmocka_unit_test(a_preempted_request_does_not_time_out),
+        cmocka_unit_test(a_plan_that_breaks_a_rule_is_dropped_and_the_step_runs),
         cmocka_unit_test(virtual_time_moves_to_the_deadline_when_nothing_can_run),
         cmocka_unit_test(lifetime_decides_how_many_run_at_once),
     };

@@ -5,7 +5,17 @@
 #include <kedge/sched.h>
 #include <string.h>
 
-enum { BAD_NONE, BAD_TWICE, BAD_ROWS, BAD_UNKNOWN, BAD_EMPTY, BAD_NEGATIVE, BAD_ZERO, BAD_WAITING };
+enum {
+    BAD_NONE,
+    BAD_TWICE,
+    BAD_ROWS,
+    BAD_UNKNOWN,
+    BAD_EMPTY,
+    BAD_NEGATIVE,
+    BAD_ZERO,
+    BAD_WAITING,
+    BAD_SUM
+};
 
 struct lifo_conf {
     uint32_t bad;
@@ -21,7 +31,7 @@ struct kg_sched {
 };
 
 static const struct kg_opt options[] = {
-    {"bad", KG_OPT_U32, 0, offsetof(struct lifo_conf, bad), "0", 0, 7, NULL,
+    {"bad", KG_OPT_U32, 0, offsetof(struct lifo_conf, bad), "0", 0, 8, NULL,
      "Rule that every third plan breaks, 0 for none. Unit: none."},
     {0},
 };
@@ -128,6 +138,13 @@ static int plan(struct kg_sched *s, const struct kg_sched_view *v, struct kg_sch
     case BAD_ZERO:
         if (n > 0) {
             items[0].n_tokens = 0;
+        }
+        return n;
+    case BAD_SUM: /* each line is legal, together they are too many */
+        for (n = 0; (uint32_t)n < v->n_running && (uint32_t)n < max; n++) {
+            const struct kg_sched_req *q = &v->running[n];
+            uint32_t k = least(q->n_prompt - q->n_computed, v->prefill_chunk);
+            items[n] = (struct kg_sched_item){q->index, q->decoding ? 1 : k};
         }
         return n;
     default: /* somebody who was not admitted */

@@ -140,22 +140,54 @@ static void a_paused_request_keeps_still_and_others_go_on(void **state)
     rig_close(&r);
 }
 
-static void a_request_paused_before_it_ran_is_not_admitted(void **state)
+static void a_request_paused_before_it_ran_holds_nobody_up(void **state)
 {
     (void)state;
     struct rig r;
     rig_open(&r, &(struct rig_conf){.max_wait_ms = 1, .exec_opts = "base_ns=9000000"});
+    assert_int_equal(rig_submit(&r, 3, 10, 5, NULL), KG_OK);
     assert_int_equal(rig_submit(&r, 1, 10, 5, NULL), KG_OK);
     kg_engine_pause(r.engine, 1, true);
-    assert_int_equal(rig_submit(&r, 2, 10, 5, NULL), KG_OK);
+    while (!r.outs[3].done) {
+        rig_step(&r);
+    }
+    assert_int_equal(rig_submit(&r, 2, 10, 5, NULL), KG_OK); /* 1 has waited past max_wait_ms */
     for (int i = 0; i < 20; i++) {
         rig_step(&r);
     }
-    assert_true(r.outs[2].done); /* nor does it hold up those behind it, past max_wait_ms */
+    assert_true(r.outs[2].done);
     assert_int_equal(r.outs[1].n_output, 0);
     kg_engine_pause(r.engine, 1, false);
     rig_run(&r, 100);
     rig_assert_true(&r, 1);
+    rig_close(&r);
+}
+
+/* An index is reused while a message about its last owner is still under way: what the caller
+ * wants of the new owner must not be lost with it. */
+static void a_cancel_behind_a_stale_message_is_heard(void **state)
+{
+    (void)state;
+    struct kg_event ev;
+    struct kg_error err;
+    struct rig r;
+    uint32_t tokens[4] = {1, 2, 3, 4};
+    struct kg_request q = {.id = 1, .tokens = tokens, .n_prompt = 4, .max_tokens = 1};
+    rig_open(&r, &(struct rig_conf){.max_seqs = 1, .max_requests = 1});
+    assert_int_equal(kg_engine_submit(r.engine, &q, &err), KG_OK);
+    assert_int_equal(kg_engine_step(r.engine, &err), 1); /* 1 is done; nobody read it yet */
+    kg_engine_cancel(r.engine, 1);
+    while (kg_engine_next(r.engine, &ev) == KG_OK) {
+    }
+    q.id = 2;
+    q.max_tokens = 50;
+    assert_int_equal(kg_engine_submit(r.engine, &q, &err), KG_OK);
+    kg_engine_cancel(r.engine, 2);
+    assert_int_equal(kg_engine_step(r.engine, &err), 1);
+    assert_int_equal(kg_engine_next(r.engine, &ev), KG_OK);
+    assert_int_equal(ev.type, KG_EVENT_DONE);
+    assert_int_equal(ev.id, 2);
+    assert_int_equal(ev.finish, KG_FINISH_CANCELLED);
     rig_close(&r);
 }
 
@@ -180,39 +212,6 @@ static void finish_ends_well_and_counts_what_the_caller_kept(void **state)
     rig_close(&r);
 }
 
-/* --- NaN --- */
-
-static int poison_third(void *ctx, uint64_t id, uint32_t past)
-{
-    (void)ctx;
-    return id == 3 && past > 20;
-}
-
-static void v46_a_nan_row_ends_its_request_alone(void **state)
-{
-    (void)state;
-    struct kg_engine_test test = {.poison = poison_third};
-    for (uint32_t quiet = 0; quiet < 2; quiet++) {
-        struct rig r;
-        struct kg_engine_stats s;
-        rig_open(&r, &(struct rig_conf){.n_pages = 30, .test = &test, .no_debug = quiet});
-        for (uint32_t id = 1; id <= 12; id++) {
-            assert_int_equal(rig_submit(&r, id, 15, 20, NULL), KG_OK);
-        }
-        rig_run(&r, 1000);
-        for (uint32_t id = 1; id <= 12; id++) {
-            assert_int_equal(r.outs[id].end.finish, id == 3 ? KG_FINISH_ERROR : KG_FINISH_LENGTH);
-            rig_assert_true(&r, id); /* what 3 had sent stays right, too */
-        }
-        assert_true(strlen(r.outs[3].end.text) > 0);
-        assert_true(r.outs[3].n_output > 0);
-        kg_engine_stats(r.engine, &s);
-        assert_int_equal(s.nan_rows, 1);
-        rig_assert_empty(&r);
-        rig_close(&r);
-    }
-}
-
 /* --- backends that fail --- */
 
 static struct {
@@ -221,6 +220,7 @@ static struct {
     uint32_t n, fail_at;
     int rc;
     uint32_t lie;
+    uint32_t n_poisoned[KG_N_KINDS];
     struct kg_seq_result results[64];
 } broken;
 
@@ -240,13 +240,59 @@ static int broken_wait(struct kg_exec *x, struct kg_result *result, struct kg_er
     return rc;
 }
 
+static int counted_poison(struct kg_exec *x, uint32_t kind, uint32_t id)
+{
+    broken.n_poisoned[kind]++;
+    return broken.real->poison(x, kind, id);
+}
+
 static const struct kg_exec_ops *wrap(const struct kg_exec_ops *ops)
 {
     broken.real = ops;
     broken.ops = *ops;
     broken.ops.wait = broken_wait;
-    broken.n = 0;
+    broken.ops.poison = counted_poison;
+    broken.n = broken.n_poisoned[KG_PAGE] = broken.n_poisoned[KG_STATE] = 0;
     return &broken.ops;
+}
+
+/* --- NaN --- */
+
+static int poison_third(void *ctx, uint64_t id, uint32_t past)
+{
+    (void)ctx;
+    return id == 3 && past > 20;
+}
+
+static void v46_a_nan_row_ends_its_request_alone(void **state)
+{
+    (void)state;
+    struct kg_engine_test test = {.poison = poison_third};
+    for (uint32_t quiet = 0; quiet < 2; quiet++) {
+        struct rig r;
+        struct kg_engine_stats s;
+        broken.fail_at = 0;
+        rig_open(&r,
+                 &(struct rig_conf){.n_pages = 30, .test = &test, .no_debug = quiet, .wrap = wrap});
+        for (uint32_t id = 1; id <= 12; id++) {
+            assert_int_equal(rig_submit(&r, id, 15, 20, NULL), KG_OK);
+        }
+        rig_run(&r, 1000);
+        for (uint32_t id = 1; id <= 12; id++) {
+            assert_int_equal(r.outs[id].end.finish, id == 3 ? KG_FINISH_ERROR : KG_FINISH_LENGTH);
+            rig_assert_true(&r, id); /* what 3 had sent stays right, too */
+        }
+        assert_true(strlen(r.outs[3].end.text) > 0);
+        assert_true(r.outs[3].n_output > 0);
+        kg_engine_stats(r.engine, &s);
+        assert_int_equal(s.nan_rows, 1);
+        if (quiet) { /* its units alone are poisoned, all of them: 15 tokens and some */
+            assert_int_equal(broken.n_poisoned[KG_STATE], 1);
+            assert_int_equal(broken.n_poisoned[KG_PAGE], 3);
+        }
+        rig_assert_empty(&r);
+        rig_close(&r);
+    }
 }
 
 static void a_lost_backend_ends_everybody_and_says_so(void **state)
@@ -327,7 +373,8 @@ int main(void)
         cmocka_unit_test(cancel_ends_a_request_in_every_state),
         cmocka_unit_test(v60_a_thousand_aborts_leave_no_unit_behind),
         cmocka_unit_test(a_paused_request_keeps_still_and_others_go_on),
-        cmocka_unit_test(a_request_paused_before_it_ran_is_not_admitted),
+        cmocka_unit_test(a_request_paused_before_it_ran_holds_nobody_up),
+        cmocka_unit_test(a_cancel_behind_a_stale_message_is_heard),
         cmocka_unit_test(finish_ends_well_and_counts_what_the_caller_kept),
         cmocka_unit_test(v46_a_nan_row_ends_its_request_alone),
         cmocka_unit_test(a_lost_backend_ends_everybody_and_says_so),
