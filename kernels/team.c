@@ -28,7 +28,7 @@ struct member {
  */
 struct kg_team {
     uint32_t n;
-    int stop;
+    atomic_int stop;
     /* Of the run in progress. A late member may read the next run's: its take then fails. */
     _Atomic(kg_team_fn *) fn;
     _Atomic(void *) arg;
@@ -104,7 +104,7 @@ static void *member_main(void *arg)
 
     for (;;) {
         seen = wait_round(team, seen);
-        if (team->stop)
+        if (atomic_load(&team->stop))
             return NULL;
         take_tasks(team, me->index, seen);
     }
@@ -147,7 +147,7 @@ void kg_team_destroy(struct kg_team *team)
 {
     if (team == NULL)
         return;
-    team->stop = 1;
+    atomic_store(&team->stop, 1);
     start_round(team, atomic_load(&team->round) + 1);
     for (uint32_t i = 0; i + 1 < team->n; i++)
         (void)pthread_join(team->members[i].thread, NULL);
