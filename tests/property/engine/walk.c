@@ -111,10 +111,10 @@ static void choose_options(struct walk *w, struct rig_conf *c, char *spec_opts, 
     if (c->spec != NULL && strncmp(c->spec, "fake", 4) == 0) {
         c->spec_opts = spec_opts;
     }
-    uint32_t rule = below(w, 8);
+    uint32_t rule = below(w, 10);
     if (strcmp(c->sched, "lifo") == 0 && bad) {
-        static const char *const rules[] = {"bad=1", "bad=2", "bad=3", "bad=4",
-                                            "bad=5", "bad=6", "bad=7", "bad=8"};
+        static const char *const rules[] = {"bad=1", "bad=2", "bad=3", "bad=4", "bad=5",
+                                            "bad=6", "bad=7", "bad=8", "bad=9", "bad=10"};
         c->sched_opts = rules[rule];
     }
 }

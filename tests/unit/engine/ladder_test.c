@@ -213,7 +213,7 @@ static void a_preempted_request_does_not_time_out(void **state)
 static void a_plan_that_breaks_a_rule_is_dropped_and_the_step_runs(void **state)
 {
     (void)state;
-    for (uint32_t rule = 1; rule <= 8; rule++) {
+    for (uint32_t rule = 1; rule <= 9; rule++) {
         char opts[20];
         struct rig r;
         struct kg_engine_stats s;
@@ -235,6 +235,43 @@ static void a_plan_that_breaks_a_rule_is_dropped_and_the_step_runs(void **state)
         }
         rig_close(&r);
     }
+}
+
+static void a_preempted_request_comes_back_before_those_who_came_later(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r, &(struct rig_conf){.n_pages = 16,
+                                    .n_states = 2,
+                                    .max_seqs = 2,
+                                    .sched_opts = "look_past=0",
+                                    .exec_opts = "base_ns=1000000",
+                                    .lifetime = KG_LIFETIME_PROMPT});
+    assert_int_equal(rig_submit(&r, 1, 56, 60, NULL), KG_OK);
+    assert_int_equal(rig_submit(&r, 2, 56, 60, NULL), KG_OK);
+    rig_step(&r);
+    assert_int_equal(rig_submit(&r, 3, 8, 2, NULL), KG_OK); /* fits as soon as 2 is preempted */
+    rig_run(&r, 400);
+    assert_int_equal(r.outs[2].end.n_preempted, 1);
+    assert_true(r.outs[3].end.admitted_ns >= r.outs[1].end.done_ns);
+    rig_close(&r);
+}
+
+static void a_paused_request_is_not_admitted_even_if_asked_for(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r, &(struct rig_conf){.sched = "lifo", .sched_opts = "bad=10"});
+    assert_int_equal(rig_submit(&r, 1, 10, 5, NULL), KG_OK);
+    kg_engine_pause(r.engine, 1, true);
+    for (int i = 0; i < 3; i++) {
+        assert_true(rig_step(&r) >= 0);
+    }
+    struct kg_engine_stats s;
+    kg_engine_stats(r.engine, &s);
+    assert_int_equal(s.n_running, 0);
+    assert_int_equal(s.plans_dropped, 0);
+    rig_close(&r);
 }
 
 static void virtual_time_moves_to_the_deadline_when_nothing_can_run(void **state)
@@ -315,6 +352,8 @@ int main(void)
         cmocka_unit_test(a_request_that_waited_too_long_ends_with_timeout),
         cmocka_unit_test(a_preempted_request_does_not_time_out),
         cmocka_unit_test(a_plan_that_breaks_a_rule_is_dropped_and_the_step_runs),
+        cmocka_unit_test(a_preempted_request_comes_back_before_those_who_came_later),
+        cmocka_unit_test(a_paused_request_is_not_admitted_even_if_asked_for),
         cmocka_unit_test(virtual_time_moves_to_the_deadline_when_nothing_can_run),
         cmocka_unit_test(lifetime_decides_how_many_run_at_once),
     };

@@ -14,7 +14,9 @@ enum {
     BAD_NEGATIVE,
     BAD_ZERO,
     BAD_WAITING,
-    BAD_SUM
+    BAD_SUM,
+    BAD_LONG,
+    ASKS_PAUSED /* legal: the core says later */
 };
 
 struct lifo_conf {
@@ -31,7 +33,7 @@ struct kg_sched {
 };
 
 static const struct kg_opt options[] = {
-    {"bad", KG_OPT_U32, 0, offsetof(struct lifo_conf, bad), "0", 0, 8, NULL,
+    {"bad", KG_OPT_U32, 0, offsetof(struct lifo_conf, bad), "0", 0, 10, NULL,
      "Rule that every third plan breaks, 0 for none. Unit: none."},
     {0},
 };
@@ -81,14 +83,15 @@ static uint32_t least(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-static int good_plan(const struct kg_sched_view *v, struct kg_sched_item *items, uint32_t max)
+static int good_plan(const struct kg_sched_view *v, struct kg_sched_item *items, uint32_t max,
+                     int ask_paused)
 {
     uint32_t n = 0, rows = v->step_tokens, slots = v->n_slots;
 
     for (uint32_t i = v->n_waiting; i-- > 0 && slots > 0 && n < max && rows > 0;) {
         const struct kg_sched_req q = v->waiting[i];
         uint32_t computed = 0;
-        if (q.paused || v->admit(v->ctx, q.index, &computed) != KG_ADMIT_YES) {
+        if ((q.paused && !ask_paused) || v->admit(v->ctx, q.index, &computed) != KG_ADMIT_YES) {
             continue;
         }
         uint32_t k = least(least(q.n_prompt - computed, v->prefill_chunk), rows);
@@ -111,9 +114,9 @@ static int good_plan(const struct kg_sched_view *v, struct kg_sched_item *items,
 static int plan(struct kg_sched *s, const struct kg_sched_view *v, struct kg_sched_item *items,
                 uint32_t max)
 {
-    int n = good_plan(v, items, max);
+    int n = good_plan(v, items, max, s->conf.bad == ASKS_PAUSED);
 
-    if (s->conf.bad == BAD_NONE || s->n_plans++ % 3 != 0) {
+    if (s->conf.bad == BAD_NONE || s->conf.bad == ASKS_PAUSED || s->n_plans++ % 3 != 0) {
         return n;
     }
     switch (s->conf.bad) {
@@ -145,6 +148,18 @@ static int plan(struct kg_sched *s, const struct kg_sched_view *v, struct kg_sch
             const struct kg_sched_req *q = &v->running[n];
             uint32_t k = least(q->n_prompt - q->n_computed, v->prefill_chunk);
             items[n] = (struct kg_sched_item){q->index, q->decoding ? 1 : k};
+        }
+        return n;
+    case BAD_LONG: /* more tokens than the prompt has left */
+        for (int i = 0; i < n; i++) {
+            for (uint32_t j = 0; j < v->n_running; j++) {
+                const struct kg_sched_req *q = &v->running[j];
+                if (q->index == items[i].index && !q->decoding &&
+                    items[i].n_tokens == q->n_prompt - q->n_computed) {
+                    items[i].n_tokens++;
+                    return n;
+                }
+            }
         }
         return n;
     default: /* somebody who was not admitted */
