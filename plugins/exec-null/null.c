@@ -167,7 +167,7 @@ static int open_null(const struct kg_host *host, const void *conf, const struct 
     if (args->max_context != 0 && args->max_context < c->max_context) {
         x->max_context = args->max_context;
     }
-    x->max_draft = args->max_draft;
+    x->max_draft = args->max_draft > c->draft_block ? args->max_draft : c->draft_block;
     x->caps = KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK |
               KG_EXEC_CAP_INVARIANT_PATH | KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_VIEWS;
     x->caps |= c->draft_block > 0 ? KG_EXEC_CAP_DRAFT : 0;

@@ -247,7 +247,7 @@ struct kg_exec_ops {
      * rows in all, measured on scratch units or taken from a model. Once bound; not in a step. */
     int (*profile)(struct kg_exec *exec, uint32_t n_seqs, uint32_t rows, uint32_t context,
                    uint64_t *step_ns);
-    uint64_t (*now)(const struct kg_exec *exec); /* ns, monotonic; virtual or real */
+    uint64_t (*now)(const struct kg_exec *exec); /* ns, monotonic; virtual or real; any thread */
 
     /* Optional, KG_EXEC_CAP_DRAFT: drafts for n sequences of the coming step. */
     int (*draft)(struct kg_exec *exec, struct kg_draft *drafts, uint32_t n);
