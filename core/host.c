@@ -3,6 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* More than any address space holds: an overflow of the caller's, answered like a full machine. */
+#define MAX_BYTES ((size_t)1 << 47)
+
 static void *host_alloc(void *ctx, size_t bytes, size_t align)
 {
     struct kg_instance *i = ctx;
@@ -10,7 +13,8 @@ static void *host_alloc(void *ctx, size_t bytes, size_t align)
 
     if (align < 16)
         align = 16;
-    if (bytes == 0 || (align & (align - 1)) != 0 || posix_memalign(&p, align, bytes) != 0)
+    if (bytes == 0 || bytes > MAX_BYTES || (align & (align - 1)) != 0 ||
+        posix_memalign(&p, align, bytes) != 0)
         return NULL;
     (void)atomic_fetch_add_explicit(&i->held_bytes, bytes, memory_order_relaxed);
     return p;
