@@ -20,12 +20,13 @@
  * windows are bf16. Products with F32 weights, norms, gates, the recurrence, softmax and routing
  * are fp32 in both. Fast agrees to the bit within one table only.
  *
- * Common rules. Activations are fp32, row-major: element c of row r lies at x[r * x_stride + c];
- * strides are in elements. Outputs may not overlap inputs unless "y may be x" is said (then same
- * pointer and stride). Any count >= 1 is legal unless said otherwise, rows = 0 does nothing. No
- * alignment is needed but where said. No operation allocates, fails or looks at a clock; what one
- * cannot check (ids in range, non-NULL) is the caller's duty. NaN and infinity travel by IEEE
- * rules and stay in their row. All operations return when the result is complete.
+ * Common rules. Activations are fp32, row-major: element c of row r lies at x[r * x_stride +
+ * c]; strides are in elements. Outputs may not overlap inputs unless "y may be x" is said (then
+ * same pointer and stride). Any count >= 1 is legal unless said otherwise, rows = 0 does
+ * nothing. No alignment is needed but where said. No operation allocates, fails or looks at a
+ * clock (up to 256 KiB of stack in each member); what one cannot check (ids in range, non-NULL)
+ * is the caller's duty. NaN and infinity travel by IEEE rules and stay in their row. All
+ * operations return when the result is complete.
  */
 #ifndef KG_KERNELS_H
 #define KG_KERNELS_H
