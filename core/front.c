@@ -62,7 +62,6 @@ void kg_front_print(const struct kg_front *f)
 {
     const struct kg_exec_desc *d = &f->stack->desc;
     const struct kg_pool_layout *l = kg_engine_layout(f->stack->engine);
-    const char *warnings = kg_config_warnings(f->config);
 
     (void)fprintf(stderr, "model %s: %s, %u layers, vocabulary %u, context %u tokens\n",
                   f->model_name, d->family, d->n_layers, d->vocab, d->max_context);
@@ -80,6 +79,4 @@ void kg_front_print(const struct kg_front *f)
                   l->max_units[KG_STATE], kg_engine_max_tokens(f->stack->engine));
     if (f->chat == NULL)
         (void)fprintf(stderr, "chat: off, %s\n", f->no_chat.text);
-    if (warnings[0] != '\0')
-        (void)fputs(warnings, stderr);
 }
