@@ -124,6 +124,24 @@ static int load(struct kg_exec *e, const struct cpu_conf *conf, const struct kg_
     return KG_OK;
 }
 
+/* What was found in the folder: nothing of a checkpoint is left out in silence. */
+static void report(const struct kg_exec *e, const char *path)
+{
+    const struct kg_host *h = e->host;
+    const struct kg_ckpt_info *info = &e->ckpt->info;
+
+    h->log(h->ctx, KG_LOG_INFO, "%s: %llu tensors, %u file%s, %llu MiB packed, %s, %s", path,
+           (unsigned long long)info->n_bound, info->n_files, info->n_files == 1 ? "" : "s",
+           (unsigned long long)(e->sizes.weight_bytes >> 20), e->kernels_text,
+           e->kernels->math == KG_MATH_FAST ? "fast" : "exact");
+    if (info->n_vision > 0)
+        h->log(h->ctx, KG_LOG_INFO, "%s: vision tower skipped: %llu tensors, %llu MiB", path,
+               (unsigned long long)info->n_vision, (unsigned long long)(info->vision_bytes >> 20));
+    for (uint32_t i = 0; i < KG_CKPT_NAMES && info->ignored[i] != NULL; i++)
+        h->log(h->ctx, KG_LOG_WARN, "%s: tensor %s ignored, one of %llu outside the text model",
+               path, info->ignored[i], (unsigned long long)info->n_ignored);
+}
+
 static int cpu_open(const struct kg_host *host, const void *conf, const struct kg_exec_open *args,
                     struct kg_exec **exec, struct kg_error *err)
 {
@@ -142,6 +160,7 @@ static int cpu_open(const struct kg_host *host, const void *conf, const struct k
         cpu_close(e);
         return rc;
     }
+    report(e, args->model_path);
     *exec = e;
     return KG_OK;
 }

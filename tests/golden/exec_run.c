@@ -39,6 +39,9 @@ void xreq_prompts(struct xreq *reqs, uint32_t n, float temperature)
         reqs[i].sampling.seed = 1000 + i;
         reqs[i].sampling.top_p = i % 3 == 0 ? 0.9f : 1.0f;
         reqs[i].sampling.repetition_penalty = i % 4 == 0 ? 1.2f : 1.0f;
+        reqs[i].sampling.frequency_penalty = i % 5 == 1 ? 0.7f : 0.0f;
+        reqs[i].sampling.presence_penalty = i % 5 == 1 ? 0.4f : 0.0f;
+        reqs[i].sampling.min_tokens = i % 6;
     }
     json_decref(doc);
 }
