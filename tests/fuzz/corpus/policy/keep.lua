@@ -1,0 +1,1 @@
+k={} function arrive(r,v) for i=1,1e9 do k[#k+1]={r} end end function window(c) return "set", c.sequences end

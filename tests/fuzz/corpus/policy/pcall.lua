@@ -1,0 +1,1 @@
+function admit() while true do pcall(function() while true do end end) end end
