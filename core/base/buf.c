@@ -158,7 +158,8 @@ int kg_buf_json_escape(struct kg_buf *b, const char *s, size_t n)
         }
         plain = i;
     }
-    (void)kg_buf_add(b, s + plain, n - plain);
+    if (plain < n) /* s may be NULL when n is 0 */
+        (void)kg_buf_add(b, s + plain, n - plain);
     if (b->rc != KG_OK && b->data != NULL) {
         b->len = start;
         b->data[start] = '\0';

@@ -319,6 +319,9 @@ static void tokenize_and_detokenize_undo_each_other(void **state)
     assert_int_equal(fixture_prepare(*state, KG_EP_DETOKENIZE, body, &call, &err), KG_OK);
     assert_string_equal(kg_buf_cstr(&call.reply),
                         "{\"prompt\":\"h\xc3\xa9llo \xf0\x9f\x98\x80\"}\n");
+    assert_int_equal(fixture_prepare(*state, KG_EP_DETOKENIZE, "{\"tokens\":[]}", &call, &err),
+                     KG_OK);
+    assert_string_equal(kg_buf_cstr(&call.reply), "{\"prompt\":\"\"}\n");
     kg_call_free(&call);
 }
 
