@@ -1,0 +1,160 @@
+/*
+ * The prefix index: one radix tree over page-sized token runs. A node stores its tokens, the pages
+ * that hold them and at most one state, valid for exactly the node's end; a match compares tokens
+ * and salt, a seeded hash only finds the child. What can be reused of a prompt is a pair: pages as
+ * far as they reach, and a state at or below that length.
+ *
+ * A node without units is a ghost: tokens and counts only. It tells where requests parted or came
+ * back after their memory was gone.
+ *
+ * Owners. A page or state in the index belongs to the index; the caller tells the pool (own) and
+ * gives back what the index hands out. The index never calls the pool.
+ * Locks. A path locks the pages from the root to its end. Every page on a path is one its request
+ * uses, so a path pins nothing beyond the request's own list; the state it starts from is locked
+ * apart, until kg_index_release. A lock on units that were evictable happens in kg_index_open only;
+ * all other calls leave free + evictable units as they were or raise them, once what they handed
+ * out was given back to the pool.
+ *
+ * Everything is sized at create; nothing allocates afterwards. Engine thread only. Lengths are
+ * tokens unless a name says pages. Design and approximations: core/docs/prefix.md.
+ */
+#ifndef KEDGE_ENGINE_INDEX_H
+#define KEDGE_ENGINE_INDEX_H
+
+#include <kedge/types.h>
+
+struct kg_index;
+
+struct kg_index_conf {
+    uint32_t page_tokens;            /* tokens of a page, >= 1 */
+    uint32_t max_units[KG_N_KINDS];  /* unit ids are below these; pages >= 1 */
+    uint64_t unit_bytes[KG_N_KINDS]; /* bytes a unit takes from the budget, >= 1 */
+    uint64_t ghost_bytes;            /* host memory ghosts may take; 0: no ghosts */
+    uint64_t seed;                   /* of the hash: differs per process outside tests */
+    /* ns to compute the tokens from..to-1 of one request, from < to; NULL: one per token. Must
+     * give the same answer for the same arguments while the index lives, or rise and fall slowly:
+     * what is ranked already is ranked anew when it is touched or about to be evicted. */
+    uint64_t (*cost_ns)(void *ctx, uint32_t from, uint32_t to);
+    void *cost_ctx;
+};
+
+/* What a prompt would find. Valid until the index changes on its path (kg_index_is_fresh). */
+struct kg_index_match {
+    uint32_t page_tokens;  /* pages reach so far, at most page * floor((n - 1) / page) */
+    uint32_t state_tokens; /* end of the deepest state within it: what can be reused */
+    uint32_t seen_tokens;  /* equal tokens reach so far, ghosts included, whole pages of all n */
+    uint32_t seen_count;   /* requests seen that reached or passed the end of the run there */
+    uint32_t state;        /* state id at state_tokens, KG_NONE for none */
+    /* private: */
+    uint32_t node, at, deep, at_kids, deep_stamp;
+    uint64_t stamp;
+};
+
+/* A request's place in the index. Zero it before the first use; private but for n_tokens. */
+struct kg_index_path {
+    uint32_t n_tokens;   /* pages of these tokens are the index's, locked for this request */
+    uint32_t tip;        /* node the path ends at */
+    uint32_t state_node; /* node whose state is locked, KG_NONE for none */
+    uint32_t open;       /* 1 between open and close */
+    uint64_t salt;
+};
+
+/* What one call of kg_index_evict took out. The caller owns the units now. */
+struct kg_index_victim {
+    uint32_t n_pages; /* ids in the caller's array */
+    uint32_t state;   /* KG_NONE for none */
+    double rank;      /* value that was lost, ns saved per byte on the index's scale; 0 for pages */
+};
+
+/* Counts since create, and numbers of now. */
+struct kg_index_stats {
+    uint64_t evicted[KG_N_KINDS];   /* units handed out by kg_index_evict */
+    uint64_t inserted[KG_N_KINDS];  /* units taken in */
+    uint64_t replaced;              /* pages handed back because an equal one was brought */
+    uint64_t skipped;               /* insertions and donations refused for want of a place */
+    uint64_t ghosts_dropped;        /* ghost pages forgotten */
+    uint64_t ghost_bytes;           /* now */
+    uint32_t cached[KG_N_KINDS];    /* units in the index, now */
+    uint32_t evictable[KG_N_KINDS]; /* of those, not locked, now */
+    uint32_t n_nodes, n_ghost_pages, n_paths;
+};
+
+/* Room for conf.max_units units and ghosts. KG_ENOMEM, or KG_EINVAL naming the field. */
+KG_CHECKED int kg_index_create(const struct kg_index_conf *conf, struct kg_index **index,
+                               struct kg_error *err);
+void kg_index_destroy(struct kg_index *ix); /* NULL is allowed; units are not given back */
+
+/* Longest match of tokens[n] under a salt. Changes nothing. */
+void kg_index_match(const struct kg_index *ix, uint64_t salt, const uint32_t *tokens, uint32_t n,
+                    struct kg_index_match *m);
+/* 1 while kg_index_match would answer the same; O(nodes on the path), compares no token. */
+int kg_index_is_fresh(const struct kg_index *ix, const struct kg_index_match *m);
+
+/*
+ * Begins a path at the match: locks the pages of m->state_tokens tokens and the state there. With
+ * use = 0 it begins at the root and locks nothing. `counts`: 1 for a request's first admission, so
+ * that sightings count requests. KG_EINVAL for a match that is not fresh or a path that is open.
+ */
+int kg_index_open(struct kg_index *ix, const struct kg_index_match *m, uint64_t salt, int use,
+                  int counts, struct kg_index_path *path);
+/* The state was copied: it may be evicted again. Nothing when none is locked. */
+void kg_index_release(struct kg_index *ix, struct kg_index_path *path);
+/* Ids of the path's pages, root first: pages[path->n_tokens / page_tokens]. */
+void kg_index_pages(const struct kg_index *ix, const struct kg_index_path *path, uint32_t *pages);
+
+/*
+ * Brings the next n pages of the request, computed and whole: tokens[n * page_tokens] behind
+ * path->n_tokens, units pages[n]. out[i] says what became of page i:
+ *   KG_NONE   the index owns it now; the path locks it
+ *   another id   the same, and that unit, which held equal tokens and was used by nobody, is the
+ *                caller's to give back
+ *   pages[i]  not taken: the request keeps it
+ * Equal pages in use by another path stay where they are: with last = 0 the insertion stops there
+ * and may be tried again later; with last = 1 (before kg_index_close) it goes on behind them.
+ * Returns how many of the n pages the path covers now; fewer also for want of memory.
+ */
+uint32_t kg_index_append(struct kg_index *ix, struct kg_index_path *path, const uint32_t *tokens,
+                         const uint32_t *pages, uint32_t n, int last, uint32_t *out);
+
+/*
+ * Gives a state, valid at exactly `position` of the request with tokens[position] (from its first
+ * token on), to the node that ends there. KG_OK: the index owns it. KG_EAGAIN: there is one
+ * already, or its pages are not in the index: the caller keeps it. KG_EINVAL: not a multiple of a
+ * page, or 0.
+ */
+int kg_index_donate(struct kg_index *ix, const struct kg_index_path *path, const uint32_t *tokens,
+                    uint32_t position, uint32_t state);
+/* Takes back a state that was donated at `position` and that nobody hit since: KG_OK, the caller
+ * owns it. KG_EAGAIN when it is gone, another one, in use, or was worth something to somebody. */
+int kg_index_withdraw(struct kg_index *ix, const struct kg_index_path *path, uint32_t position,
+                      uint32_t state);
+/* Ends a path: its pages may be evicted once no other path covers them. */
+void kg_index_close(struct kg_index *ix, struct kg_index_path *path);
+
+/* Units in the index, and those of them that could be evicted now. */
+void kg_index_cached(const struct kg_index *ix, uint32_t n[KG_N_KINDS]);
+void kg_index_evictable(const struct kg_index *ix, uint32_t n[KG_N_KINDS]);
+
+/*
+ * Takes the cheapest evictable units out: pages nobody could reuse (no state at or behind them)
+ * first, up to want[KG_PAGE] (at least 1) and max_pages of them, else the state of least value.
+ * want[k] = KG_NONE: units of kind k alone do not help; then a state goes only where pages follow
+ * it, or no page goes. KG_EAGAIN when nothing is left that could help.
+ */
+int kg_index_evict(struct kg_index *ix, const uint32_t want[KG_N_KINDS], uint32_t *pages,
+                   uint32_t max_pages, struct kg_index_victim *victim);
+
+/* Value of a checkpoint at `to` for a request whose nearest state is at `from` < to, on the scale
+ * of kg_index_cheapest: expected reuse 1, all pages between counted. */
+double kg_index_worth(const struct kg_index *ix, uint32_t from, uint32_t to);
+/* Value of the state that would be evicted next; INFINITY when none could be. */
+double kg_index_cheapest(struct kg_index *ix);
+/* Position of the deepest state on a path at or below `position`; 0 for none. */
+uint32_t kg_index_state_below(const struct kg_index *ix, const struct kg_index_path *path,
+                              uint32_t position);
+
+void kg_index_stats(const struct kg_index *ix, struct kg_index_stats *stats);
+/* Full self-check, O(index). KG_OK or KG_EINVAL with text. */
+int kg_index_check(const struct kg_index *ix, struct kg_error *err);
+
+#endif

@@ -1,0 +1,107 @@
+/* Checkpoint policies. */
+#include "engine/index_policy.h"
+
+#include <math.h>
+
+/* Interval in tokens, whole pages. */
+static uint32_t step_of(const struct kg_ckpt_view *v)
+{
+    uint32_t step = v->interval / v->page_tokens * v->page_tokens;
+
+    return step > 0 ? step : v->page_tokens;
+}
+
+/* Message ends that round down to p; bit 1: it is the first or the last of the prompt. */
+static uint32_t message_at(const struct kg_ckpt_view *v, uint32_t p)
+{
+    uint32_t lo = 0, hi = v->n_boundaries;
+
+    while (lo < hi) {
+        uint32_t mid = lo + (hi - lo) / 2;
+        if (v->boundaries[mid] < p) {
+            lo = mid + 1;
+        } else {
+            hi = mid;
+        }
+    }
+    if (lo == v->n_boundaries || v->boundaries[lo] - p >= v->page_tokens) {
+        return 0;
+    }
+    uint32_t end = lo;
+    while (end + 1 < v->n_boundaries && v->boundaries[end + 1] - p < v->page_tokens) {
+        end++;
+    }
+    return 1u | (lo == 0 || end + 1 == v->n_boundaries ? 2u : 0u);
+}
+
+static int is_octave(const struct kg_ckpt_view *v, uint32_t p)
+{
+    uint32_t step = step_of(v), k = p / step;
+
+    return p % step == 0 && (k & (k - 1)) == 0;
+}
+
+/* What message ends, prompt and answer say of p. `last`: checkpoint before it. */
+static uint32_t boundary_why(const struct kg_ckpt_view *v, uint32_t p, uint32_t last)
+{
+    uint32_t why = 0;
+    uint32_t prompt_end = (v->n_prompt - 1) / v->page_tokens * v->page_tokens;
+    uint32_t message = p <= v->n_prompt ? message_at(v, p) : 0;
+
+    if (message != 0 && (v->policy == KG_CKPT_BOUNDARY || message & 2u || p - last >= v->gap)) {
+        why |= KG_CKPT_WHY_MESSAGE;
+    }
+    if (p == prompt_end) {
+        why |= KG_CKPT_WHY_PROMPT;
+    }
+    if (p >= v->n_prompt) { /* what is behind the prompt's last token */
+        why |= KG_CKPT_WHY_ANSWER;
+    }
+    return why;
+}
+
+static uint32_t why_of(const struct kg_ckpt_view *v, uint32_t p, uint32_t last)
+{
+    switch (v->policy) {
+    case KG_CKPT_INTERVAL:
+        return p % step_of(v) == 0 ? KG_CKPT_WHY_INTERVAL : 0;
+    case KG_CKPT_BOUNDARY:
+        return boundary_why(v, p, last);
+    case KG_CKPT_BRANCH:
+        return p == v->branch ? KG_CKPT_WHY_BRANCH : 0;
+    case KG_CKPT_AUTO:
+        return boundary_why(v, p, last) | (p == v->branch ? KG_CKPT_WHY_BRANCH : 0) |
+               (is_octave(v, p) ? KG_CKPT_WHY_OCTAVE : 0);
+    default:
+        return 0;
+    }
+}
+
+uint32_t kg_ckpt_orders(const struct kg_ckpt_view *v, struct kg_ckpt *out, uint32_t *n_rows)
+{
+    uint32_t page = v->page_tokens, last = v->last, n = 0;
+    uint64_t end = (uint64_t)v->past + v->n_rows;
+
+    *n_rows = v->n_rows;
+    if (v->policy == KG_CKPT_OFF || v->max_orders == 0) {
+        return 0;
+    }
+    for (uint64_t p = (v->past / page + 1ull) * page; p <= end; p += page) {
+        uint32_t why = why_of(v, (uint32_t)p, last);
+        if (why == 0) {
+            continue;
+        }
+        if (n == v->max_orders) {
+            *n_rows = out[n - 1].position - v->past;
+            break;
+        }
+        out[n++] = (struct kg_ckpt){(uint32_t)p, why};
+        last = (uint32_t)p;
+    }
+    return n;
+}
+
+int kg_ckpt_wins(uint32_t policy, double worth, double cheapest)
+{
+    return policy == KG_CKPT_AUTO ? worth > cheapest : !isinf(cheapest);
+}
