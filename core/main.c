@@ -27,6 +27,9 @@ static const struct command commands[] = {
 #ifdef KG_CMD_BENCH_STEP
     {"bench", "step", kg_cmd_bench_step, "measure the engine's own time per step"},
 #endif
+#ifdef KG_CMD_BENCH_INDEX
+    {"bench", "index", kg_cmd_bench_index, "measure the prefix index alone"},
+#endif
     {"plugins", NULL, kg_cmd_plugins, "list plugins, their options, or why one was refused"},
     {"config-reference", NULL, kg_cmd_config_reference, "print all options as Markdown"},
 #ifdef KG_CMD_TOKENIZE
