@@ -26,7 +26,7 @@ static const struct kg_opt model_rows[] = {
 
 static const struct kg_opt plugin_rows[] = {
     STR("dir", plugin_dir, "",
-        "Folder of plugin files. Empty: plugins/ beside the binary, or ../lib/kedge from it."),
+        "Folder of plugin files. Empty: plugins/ beside the binary, or the installed ones."),
     STR("exec", plugins[KG_KIND_EXEC], "cpu", "Backend: what computes."),
     STR("pool", plugins[KG_KIND_POOL], "unified", "How memory is shared between pages and states."),
     STR("sched", plugins[KG_KIND_SCHED], "fcfs", "Who runs in the next step."),

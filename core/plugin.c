@@ -229,7 +229,7 @@ static bool is_dir(const char *path)
 
 int kg_plugin_default_dir(char dir[KG_PLUGIN_PATH], struct kg_error *err)
 {
-    char exe[KG_PLUGIN_PATH - 16];
+    char exe[KG_PLUGIN_PATH - 64];
     ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
 
     if (n <= 0 || n == (ssize_t)sizeof(exe) - 1)
@@ -239,11 +239,11 @@ int kg_plugin_default_dir(char dir[KG_PLUGIN_PATH], struct kg_error *err)
     (void)snprintf(dir, KG_PLUGIN_PATH, "%s/plugins", exe);
     if (is_dir(dir))
         return KG_OK;
-    (void)snprintf(dir, KG_PLUGIN_PATH, "%s/../lib/kedge", exe);
+    (void)snprintf(dir, KG_PLUGIN_PATH, "%s/../" KG_LIBDIR "/kedge", exe);
     if (is_dir(dir))
         return KG_OK;
     return kg_fail(err, KG_ENOENT,
-                   "no folder of plugins: neither %s/plugins nor %s/../lib/kedge; "
-                   "set [plugins] dir",
-                   exe, exe);
+                   "no folder of plugins: neither %.200s/plugins nor ../" KG_LIBDIR
+                   "/kedge from there; set [plugins] dir",
+                   exe);
 }

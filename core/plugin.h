@@ -51,7 +51,8 @@ KG_CHECKED int kg_plugin_scan(const char *dir, kg_plugin_visit *visit, void *ctx
                               struct kg_error *err);
 
 /* Where plugins lie when [plugins] dir is empty: plugins/ beside the running binary (build tree)
- * or ../lib/kedge from it (installed). KG_ENOENT when neither exists. */
+ * or ../LIBDIR/kedge from it (installed; LIBDIR of the build, lib or lib/x86_64-linux-gnu).
+ * KG_ENOENT when neither exists. */
 KG_CHECKED int kg_plugin_default_dir(char dir[KG_PLUGIN_PATH], struct kg_error *err);
 
 #endif

@@ -31,7 +31,8 @@ int kg_buf_add(struct kg_buf *b, const void *p, size_t n);
 int kg_buf_puts(struct kg_buf *b, const char *s);
 int kg_buf_putc(struct kg_buf *b, char c);
 __attribute__((format(printf, 2, 3))) int kg_buf_printf(struct kg_buf *b, const char *fmt, ...);
-int kg_buf_vprintf(struct kg_buf *b, const char *fmt, va_list ap);
+__attribute__((format(printf, 2, 0))) int kg_buf_vprintf(struct kg_buf *b, const char *fmt,
+                                                         va_list ap);
 
 /* Appends n bytes of text as the inside of a JSON string (no quotes). Bytes that are not UTF-8
  * become U+FFFD, one per broken sequence. */
