@@ -54,7 +54,7 @@ static uint64_t exec_now(void *ctx)
 }
 
 /* Draft rows per sequence the backend must have room for, before the plugin can be asked. */
-#define HOST_DRAFTS 16
+#define MAX_DRAFTS 16
 
 static int open_exec(struct kg_stack *s, struct kg_error *err)
 {
@@ -69,7 +69,7 @@ static int open_exec(struct kg_stack *s, struct kg_error *err)
         .max_seqs = s->conf->engine.max_seqs,
         .max_rows = s->conf->engine.step_tokens,
         .max_context = s->conf->engine.max_context,
-        .max_draft = (spec->caps & KG_SPEC_CAP_HOST) != 0 ? HOST_DRAFTS : 0,
+        .max_draft = (spec->caps & (KG_SPEC_CAP_HOST | KG_SPEC_CAP_MODEL)) != 0 ? MAX_DRAFTS : 0,
     };
 
     if (args.draft_path != NULL && (p->caps & KG_EXEC_CAP_DRAFT) == 0)
