@@ -98,7 +98,7 @@ struct kg_event {
     const uint32_t *tokens;            /* TOKENS: [n] */
     uint32_t n_logprobs;               /* entries per token below; 0: none */
     const struct kg_logprob *logprobs; /* [n][n_logprobs], chosen (ECHO: actual) token first */
-    /* DONE only */
+    /* Set by DONE only; other events leave these as they were */
     uint32_t finish;                       /* enum kg_finish */
     int rc;                                /* enum kg_rc */
     char text[200];                        /* for errors and refusals */

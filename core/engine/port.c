@@ -348,7 +348,10 @@ static void fill_event(const struct kg_job *job, const struct kg_out *o, struct 
         *event = job->done;
         return;
     }
-    *event = (struct kg_event){.id = job->id, .type = o->type, .n = o->n};
+    /* Not the whole struct: most of it is DONE's, and this runs once per token. */
+    event->id = job->id;
+    event->type = o->type;
+    event->n = o->n;
     if (o->type == KG_EVENT_TOKENS) {
         event->tokens = job->tokens + job->n_prompt + o->first;
         event->n_logprobs = job->n_lp;
