@@ -81,7 +81,7 @@ static void recur(struct kg_model *m, const struct kg_w_layer *w, const struct k
     uint32_t waves = count_waves(f);
     struct kg_kda args = {.q = m->s.kda.conv,
                           .k = m->s.kda.conv + width,
-                          .v = m->s.kda.conv + 2 * width,
+                          .v = m->s.kda.conv + (size_t)2 * width,
                           .alpha = m->s.kda.f,
                           .beta = m->s.kda.beta,
                           .o = m->s.kda.o,
@@ -141,7 +141,7 @@ static void project(struct kg_model *m, uint32_t l, uint32_t rows)
     struct kg_product in[6] = {
         {&w->q, x, m->s.kda.raw, c->hidden, wide, rows},
         {&w->k, x, m->s.kda.raw + width, c->hidden, wide, rows},
-        {&w->v, x, m->s.kda.raw + 2 * width, c->hidden, wide, rows},
+        {&w->v, x, m->s.kda.raw + (size_t)2 * width, c->hidden, wide, rows},
         {&w->f_a, x, m->s.kda.f_a, c->hidden, dim, rows},
         {&w->b, x, m->s.kda.beta, c->hidden, c->kda_heads, rows},
         {&w->g, x, m->s.kda.z, c->hidden, width, rows},
@@ -157,7 +157,7 @@ static void project(struct kg_model *m, uint32_t l, uint32_t rows)
     m->k->product(m->team, mid, c->full_gate ? 1 : 2);
     kg_tap_f32(m, l, "kda.q_proj", m->s.kda.raw, wide, rows, width);
     kg_tap_f32(m, l, "kda.k_proj", m->s.kda.raw + width, wide, rows, width);
-    kg_tap_f32(m, l, "kda.v_proj", m->s.kda.raw + 2 * width, wide, rows, width);
+    kg_tap_f32(m, l, "kda.v_proj", m->s.kda.raw + (size_t)2 * width, wide, rows, width);
     kg_tap_f32(m, l, "kda.f", m->s.kda.f, width, rows, width);
     kg_tap_f32(m, l, "kda.z", m->s.kda.z, width, rows, width);
 }
@@ -173,7 +173,7 @@ static void gates(struct kg_model *m, uint32_t l, uint32_t rows)
 
     kg_tap_f32(m, l, "kda.q_conv", q, wide, rows, width);
     kg_tap_f32(m, l, "kda.k_conv", k, wide, rows, width);
-    kg_tap_f32(m, l, "kda.v_conv", q + 2 * width, wide, rows, width);
+    kg_tap_f32(m, l, "kda.v_conv", q + (size_t)2 * width, wide, rows, width);
     m->k->l2norm(m->team, q, wide, q, wide, rows, heads, dim, 1e-6f, 1.0f / sqrtf((float)dim));
     m->k->l2norm(m->team, k, wide, k, wide, rows, heads, dim, 1e-6f, 1.0f);
     m->k->sigmoid(m->team, m->s.kda.beta, heads, m->s.kda.beta, heads, rows, heads);

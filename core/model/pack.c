@@ -163,7 +163,7 @@ static void kda(struct packer *p, const struct kg_model_config *c, struct kg_w_k
             float taps[4];
             kg_tensor_load_f32(conv[part], (uint64_t)ch * 4, 4, taps);
             for (uint32_t i = 0; i < 4; i++)
-                w->conv[(size_t)i * 3 * width + part * width + ch] = taps[i];
+                w->conv[((size_t)i * 3 + part) * width + ch] = taps[i];
         }
     }
 }
@@ -186,7 +186,7 @@ static void kv_heads(struct packer *p, const struct kg_model *m, struct kg_w_mla
                      const struct kg_tensor *t)
 {
     const struct kg_model_config *c = m->c;
-    uint64_t n = (uint64_t)(c->nope_dim + c->v_dim) * c->kv_lora;
+    uint64_t n = ((uint64_t)c->nope_dim + c->v_dim) * c->kv_lora;
     int direct = t->dtype == KG_BF16 || t->dtype == KG_F32;
     uint32_t dtype = direct ? t->dtype : KG_F32;
     struct kg_weight none;
