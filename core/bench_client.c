@@ -1,6 +1,7 @@
 /* The client of kedge bench serve: connections over libevent, kept alive and used again. */
 #include "base/clock.h"
 #include "bench_serve.h"
+#include "front.h"
 #include "serve/http_parse.h"
 
 #include <event2/buffer.h>
@@ -12,7 +13,6 @@
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #define MAX_HEAD 65536
 #define MAX_LINE (1u << 20) /* of a stream, and of an error body kept */
@@ -412,24 +412,13 @@ static int resolve(struct run *run, struct kg_error *err)
     return KG_OK;
 }
 
-/* As many connections as requests may fly: ask for the descriptors. */
-static void raise_limit(uint32_t n)
-{
-    struct rlimit lim;
-
-    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_cur >= (rlim_t)n + 64)
-        return;
-    lim.rlim_cur = lim.rlim_max < (rlim_t)n + 64 ? lim.rlim_max : (rlim_t)n + 64;
-    (void)setrlimit(RLIMIT_NOFILE, &lim);
-}
-
 static int run_all(struct run *run, struct kg_error *err)
 {
     int rc = resolve(run, err);
 
     if (rc != KG_OK)
         return rc;
-    raise_limit(run->n);
+    (void)kg_front_files(run->n);
     run->base = event_base_new();
     run->timer = run->base != NULL ? evtimer_new(run->base, on_timer, run) : NULL;
     if (run->timer == NULL) {

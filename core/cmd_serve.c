@@ -37,8 +37,14 @@ static int serve_front(struct kg_front *f, int ready_fd, struct kg_error *err)
         .log = &f->stack->log,
     };
     struct kg_serve *serve = NULL;
-    int rc = kg_serve_create(&parts, &serve, err);
+    int rc;
 
+    if (!kg_front_files(parts.conf->max_connections))
+        (void)fprintf(stderr,
+                      "warning: the system allows fewer open files than [server] "
+                      "max_connections = %u needs\n",
+                      parts.conf->max_connections);
+    rc = kg_serve_create(&parts, &serve, err);
     if (rc != KG_OK)
         return rc;
     rc = kg_engine_start(f->stack->engine, err);

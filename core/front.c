@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 static void name_model(struct kg_front *f, const struct kg_conf *conf)
 {
@@ -77,6 +78,24 @@ void kg_front_print(const struct kg_front *f)
                   "holds up to %u tokens\n",
                   (unsigned long long)l->arena_bytes, l->max_units[KG_PAGE], l->page_tokens,
                   l->max_units[KG_STATE], kg_engine_max_tokens(f->stack->engine));
+    if (d->vocab < kg_tok_n_vocab(f->tok))
+        (void)fprintf(stderr,
+                      "warning: the vocabulary has %u ids but the model takes %u: text may "
+                      "be refused\n",
+                      kg_tok_n_vocab(f->tok), d->vocab);
     if (f->chat == NULL)
         (void)fprintf(stderr, "chat: off, %s\n", f->no_chat.text);
+}
+
+bool kg_front_files(uint32_t n)
+{
+    const rlim_t want = (rlim_t)n + 64;
+    struct rlimit lim;
+
+    if (getrlimit(RLIMIT_NOFILE, &lim) != 0)
+        return false;
+    if (lim.rlim_cur >= want)
+        return true;
+    lim.rlim_cur = lim.rlim_max < want ? lim.rlim_max : want;
+    return setrlimit(RLIMIT_NOFILE, &lim) == 0 && lim.rlim_cur >= want;
 }

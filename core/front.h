@@ -27,4 +27,7 @@ void kg_front_close(struct kg_front *front);
 /* One line a fact on stderr: what will run, with which plugins, and what fits. */
 void kg_front_print(const struct kg_front *front);
 
+/* Asks the system for n open descriptors and some more. False when fewer are allowed. */
+bool kg_front_files(uint32_t n);
+
 #endif

@@ -20,7 +20,10 @@
 #define LINGER_BYTES (1u << 20)
 #define NOTSENT_BYTES 65536
 
-static void on_read(struct bufferevent *bev, void *arg);
+static size_t unsent_of(const struct kg_http_req *c)
+{
+    return evbuffer_get_length(bufferevent_get_output(c->bev));
+}
 
 void kg_conn_enter(struct kg_http_req *c, enum conn_state state, uint32_t ms)
 {
@@ -101,7 +104,7 @@ void kg_conn_answered(struct kg_http_req *c)
     c->n_done++;
     reset_request(c);
     if (!keep) {
-        kg_conn_enter(c, CONN_FLUSH, c->http->conf->write_ms);
+        kg_conn_enter(c, CONN_FLUSH, 0); /* the write time-out ends it if the peer does not read */
         (void)bufferevent_enable(c->bev, EV_WRITE);
         if (evbuffer_get_length(bufferevent_get_output(c->bev)) == 0)
             kg_conn_on_written(c);
@@ -281,6 +284,12 @@ static void on_read(struct bufferevent *bev, void *arg)
         more = false;
         switch (c->state) {
         case CONN_IDLE:
+            /* Who does not read answers gets no further ones; kg_conn_on_written goes on. */
+            c->above_soft = unsent_of(c) > c->http->conf->out_soft_bytes;
+            if (c->above_soft)
+                break;
+            more = read_head(c, in) && c->state == CONN_BODY;
+            break;
         case CONN_HEAD:
             more = read_head(c, in) && c->state == CONN_BODY;
             break;
@@ -330,7 +339,9 @@ static void on_deadline(evutil_socket_t fd, short what, void *arg)
     (void)fd;
     (void)what;
     c->in_callback = true;
-    if (c->state == CONN_HEAD || c->state == CONN_BODY)
+    if (c->state == CONN_IDLE && unsent_of(c) > 0)
+        kg_conn_enter(c, CONN_IDLE, c->http->conf->idle_ms); /* still reading the last answer */
+    else if (c->state == CONN_HEAD || c->state == CONN_BODY)
         kg_conn_refuse(c, 408, "timeout", "the request did not arrive in time");
     else
         kg_conn_close(c, true);

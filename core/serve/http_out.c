@@ -161,9 +161,11 @@ void kg_conn_on_written(struct kg_http_req *c)
         kg_conn_enter(c, CONN_LINGER, 2000);
         return;
     }
-    if (c->state == CONN_BUSY && c->above_soft && unsent <= c->http->conf->out_soft_bytes / 2) {
-        c->above_soft = false;
-        if (c->owner.drained != NULL)
-            c->owner.drained(c->owner.self);
-    }
+    if (!c->above_soft || unsent > c->http->conf->out_soft_bytes / 2)
+        return;
+    c->above_soft = false;
+    if (c->state == CONN_BUSY && c->owner.drained != NULL)
+        c->owner.drained(c->owner.self);
+    else if (c->state == CONN_IDLE)
+        bufferevent_trigger(c->bev, EV_READ, BEV_TRIG_IGNORE_WATERMARKS | BEV_OPT_DEFER_CALLBACKS);
 }

@@ -175,6 +175,50 @@ def test_pipelined_requests_are_answered_in_order():
         assert a["choices"][0]["token_ids"] == want
 
 
+def test_answers_to_a_client_that_reads_none_of_them_stay_bounded():
+    n = 1200
+    ask = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+    before = server.metric("kedge:http_responses_total", status="2xx")
+    s = server.connect(rcvbuf=8192)
+    s.sendall(ask * (n - 1) + ask.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    served, moving = -1, True
+    while moving:  # until only our own questions are counted
+        start = server.metric("kedge:http_responses_total", status="2xx")
+        for _ in range(30):
+            after = server.metric("kedge:http_responses_total", status="2xx")
+        moving = after - start > 30
+        served = after - before
+    assert served < n, "it answered on without being read"
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    tail, count = b"", 0
+    while True:
+        got = s.recv(1 << 20)
+        if not got:
+            break
+        count += (tail + got).count(b"HTTP/1.1 200 OK") - tail.count(b"HTTP/1.1 200 OK")
+        tail = got[-20:]
+    s.close()
+    assert count == n
+
+
+def test_a_thousand_idle_connections_disturb_nobody():
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        raise kedge.Skip("at most %d open files here" % hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+    with kedge.Server({"server": {"max_connections": 1100}}) as other:
+        socks = [other.connect() for _ in range(1000)]
+        other.wait_for(lambda: other.metric("kedge:http_connections") > 1000)
+        a = other.ok(COMPLETIONS, {"prompt": [9], "max_tokens": 2, "temperature": 0,
+                                   "return_token_ids": True})
+        assert a["choices"][0]["token_ids"] == kedge.scripted([9], 2, stop=kedge.STOP_IDS)
+        for s in socks:
+            s.close()
+        other.wait_for(lambda: other.metric("kedge:http_connections"), 1)
+
+
 def test_chunked_bodies_and_expect_continue_work():
     body = json.dumps({"prompt": [5], "max_tokens": 1}).encode()
     coded = b"".join(b"%x\r\n%s\r\n" % (1, body[i:i + 1]) for i in range(len(body)))
