@@ -81,7 +81,7 @@ static void finish(struct peer *p, const char *why, bool reuse)
 
     q->done = true;
     q->end_ns = now_of(run);
-    if (why == NULL && run->get_body == NULL && q->n_chunks == 0)
+    if (why == NULL && run->get_body == NULL && q->first_ns == 0)
         why = "the stream had no output";
     q->ok = why == NULL;
     if (why != NULL && q->error[0] == '\0')
@@ -151,10 +151,11 @@ static void take_data(struct peer *p, const char *text, size_t n)
         return;
     }
     choice = json_array_get(json_object_get(root, "choices"), 0);
+    /* The chunk that names the role comes with the first token, whether that shows or not. */
+    if (choice != NULL && q->first_ns == 0)
+        q->first_ns = now;
     if (choice != NULL && has_output(choice, p->run->conf->chat)) {
-        if (q->n_chunks++ == 0)
-            q->first_ns = now;
-        else
+        if (q->n_chunks++ > 0)
             add_gap(q, now - q->last_ns);
         q->last_ns = now;
     }
