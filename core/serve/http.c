@@ -363,14 +363,17 @@ static void name_peer(const struct sockaddr *addr, int len, char *out, size_t n)
 
 static void refuse_connection(struct kg_http *h, evutil_socket_t fd)
 {
-    static const char text[] =
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-        "Content-Length: 101\r\nConnection: close\r\nRetry-After: 1\r\n\r\n"
-        "{\"error\":{\"message\":\"too many connections\",\"type\":\"server_error\",\"param\":null,"
-        "\"code\":\"overloaded\"}}\n";
+    static const char body[] = "{\"error\":{\"message\":\"too many connections\","
+                               "\"type\":\"server_error\",\"param\":null,"
+                               "\"code\":\"overloaded\"}}\n";
+    char text[400];
+    int n = snprintf(text, sizeof(text),
+                     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+                     "Content-Length: %zu\r\nConnection: close\r\nRetry-After: 1\r\n\r\n%s",
+                     sizeof(body) - 1, body);
 
     h->n_refused++;
-    (void)!send(fd, text, sizeof(text) - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    (void)!send(fd, text, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT);
     (void)shutdown(fd, SHUT_WR);
     (void)evutil_closesocket(fd);
 }
