@@ -104,11 +104,11 @@ static void open_units(struct xrig *x, uint32_t kind, uint32_t n, uint32_t entri
     u->n = n;
     u->entries = entries;
     u->n_slots = n * entries + 8;
-    u->table = malloc(n * entries * sizeof(uint32_t));
+    u->table = malloc((size_t)n * entries * sizeof(uint32_t));
     u->slot_used = calloc(u->n_slots, 1);
     u->unit_used = calloc(n, 1);
     assert_true(u->table != NULL && u->slot_used != NULL && u->unit_used != NULL);
-    memset(u->table, 0xff, n * entries * sizeof(uint32_t));
+    memset(u->table, 0xff, (size_t)n * entries * sizeof(uint32_t));
 }
 
 static void plan_layout(struct xrig *x, const struct xrig_options *o)
@@ -227,7 +227,7 @@ void xrig_apply(struct xrig *x, uint32_t n)
     for (uint32_t i = 0; i < n * KG_N_KINDS; i++) {
         uint32_t kind = i % KG_N_KINDS;
         struct xrig_units *u = &x->units[kind];
-        uint32_t entry = (uint32_t)(xrig_random(x) % (u->n * u->entries));
+        uint32_t entry = (uint32_t)(xrig_random(x) % ((uint64_t)u->n * u->entries));
         uint32_t from = u->table[entry], to;
         for (uint32_t tries = 0; from == KG_NONE && tries < u->n * u->entries; tries++) {
             entry = (entry + 1) % (u->n * u->entries);

@@ -198,6 +198,7 @@ void xrun(struct xrig *x, struct xreq *reqs, uint32_t n, const struct xrun *how)
     uint32_t of[XRIG_REQUESTS];
     uint8_t busy[XRIG_REQUESTS] = {0};
 
+    assert_true(n > 0 && n <= XRIG_REQUESTS && how->batch > 0);
     while (admit(x, reqs, n, how, busy) > 0) {
         struct kg_result result;
         uint32_t m = 0, room = 256;

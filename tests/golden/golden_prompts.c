@@ -78,13 +78,15 @@ static void check_logits(struct prompt *p)
     for (uint32_t t = 0; t < p->n; t++) {
         const float *row = logits + (size_t)t * vocab;
         uint32_t mine = best(row, vocab);
-        float gap = top[t * 16] - top[t * 16 + 1];
+        const float *top16 = top + (size_t)t * 16;
+        const int32_t *ids16 = ids + (size_t)t * 16;
+        float gap = top16[0] - top16[1];
         for (uint32_t i = 0; i < 16; i++) {
-            double e = fabs((double)row[ids[t * 16 + i]] - top[t * 16 + i]);
+            double e = fabs((double)row[ids16[i]] - top16[i]);
             p->max = e > p->max ? e : p->max;
             p->mean += e / (16.0 * p->n);
         }
-        same += mine == (uint32_t)ids[t * 16] || (double)gap < 1e-4;
+        same += mine == (uint32_t)ids16[0] || (double)gap < 1e-4;
     }
     if (p->exact != NULL)
         p->mean = rig_compare(logits, p->exact, (uint64_t)p->n * vocab).mean;
