@@ -267,6 +267,37 @@ static void odd_inputs_never_meet_what_was_packed_before(void **state)
     }
 }
 
+/* KEDGE_FULL=1: random shapes around every block, tile and chunk edge, all sets against plain C. */
+static void full_sweep_of_shapes_has_the_bits_of_plain_c(void **state)
+{
+    uint64_t s = 19;
+
+    (void)state;
+    if (getenv("KEDGE_FULL") == NULL)
+        skip();
+    for (int n = 0; n < 1500; n++) {
+        uint32_t type = (uint32_t)(rnd(&s) % 3), out = 1 + (uint32_t)(rnd(&s) % 150);
+        uint32_t rows = 1 + (uint32_t)(rnd(&s) % 75), in = 1 + (uint32_t)(rnd(&s) % 90);
+
+        if (n % 20 == 0)
+            in = 500 + (uint32_t)(rnd(&s) % 30);
+        in = type == KG_W_MXFP4 ? (in + 31) / 32 * 32 : in;
+        struct matrix m = random_matrix(&s, type, out, in);
+        float *x = random_f(&s, (size_t)rows * in, 1);
+        float *want = take_f((size_t)rows * out), *y = take_f((size_t)rows * out);
+
+        product(kg_kernels_ref(KG_MATH_EXACT), NULL, &m.w, x, in, want, out, rows);
+        for (uint32_t isa = 1; isa < n_isas(); isa++) {
+            product(table_of(isa, KG_MATH_EXACT), NULL, &m.w, x, in, y, out, rows);
+            same_bits(isa_name(isa), y, want, (size_t)rows * out);
+        }
+        free(x);
+        free(want);
+        free(y);
+        drop_matrix(&m);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -278,6 +309,7 @@ int main(void)
         cmocka_unit_test(products_of_one_call_equal_products_alone),
         cmocka_unit_test(nan_stays_in_its_row),
         cmocka_unit_test(odd_inputs_never_meet_what_was_packed_before),
+        cmocka_unit_test(full_sweep_of_shapes_has_the_bits_of_plain_c),
     };
 
     return cmocka_run_group_tests(tests, say_skipped, NULL);
