@@ -35,6 +35,7 @@ static int serve_front(struct kg_front *f, int ready_fd, struct kg_error *err)
         .model_name = f->model_name,
         .metrics = f->stack->metrics,
         .log = &f->stack->log,
+        .policy = f->stack->hooks != NULL ? &f->stack->hooks->serve : NULL,
     };
     struct kg_serve *serve = NULL;
     int rc;

@@ -38,7 +38,9 @@ struct kg_conf {
     uint32_t spec_accept; /* 0 coupling, 1 rejection, 2 block */
     uint32_t tp, ep, nodes, fabric, allow_slow_fabric;
     const char *lua_script; /* "" for none */
-    uint32_t log_level;     /* enum kg_log_level */
+    uint32_t lua_on_error;  /* 0 reject, 1 admit */
+    uint64_t lua_instructions, lua_arrive_us, lua_step_us;
+    uint32_t log_level; /* enum kg_log_level */
     const char *log_modules;
 };
 

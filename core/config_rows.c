@@ -108,7 +108,20 @@ static const struct kg_opt cluster_rows[] = {
 };
 
 static const struct kg_opt lua_rows[] = {
-    STR("script", lua_script, "", "Policy script with the hooks arrive, admit, window."),
+    STR("script", lua_script, "",
+        "Policy script with the hooks arrive, admit, window; empty for none. SIGHUP reads it "
+        "again. Relative to the folder of the INI file."),
+    ENUM("on_error", lua_on_error, "reject", "reject|admit",
+         "What becomes of a request when arrive fails or is over its budget: 503, or accepted. A "
+         "failing admit or window leaves the built-in rule."),
+    U64("instructions", lua_instructions, "100000", 1000, 1000000000.0,
+        "Most Lua instructions of one arrive call, and of all calls of one engine step; work of "
+        "library functions counts by what it makes. Unit: instructions."),
+    U64("arrive_us", lua_arrive_us, "2000", 100, 1000000.0,
+        "Most time of one arrive call. Unit: us."),
+    U64("step_us", lua_step_us, "1000", 100, 1000000.0,
+        "Most time Lua takes of one engine step; past it the built-in rules answer. Not under a "
+        "virtual clock, where instructions alone count. Unit: us."),
     {0},
 };
 
@@ -132,7 +145,7 @@ const struct kg_section kg_conf_sections[] = {
     {"spec", spec_rows, 0, "Rules of speculation that no plugin can change."},
     {"parallel", parallel_rows, 0, "Processes per model. Not built yet beyond 1."},
     {"cluster", cluster_rows, 0, "Machines. Not built yet beyond 1."},
-    {"lua", lua_rows, 0, "Policy in Lua. Not built yet."},
+    {"lua", lua_rows, 0, "Policy in Lua: who is let in, in what order, with what caps."},
     {"log", log_rows, 0, "Lines on stderr."},
     {0},
 };

@@ -135,6 +135,11 @@ int kg_stack_open(const struct kg_config *config, struct kg_stack **stack, struc
         rc = open_exec(s, err);
     if (rc == KG_OK)
         rc = open_policies(s, err);
+    if (rc == KG_OK)
+        rc = kg_hooks_open(s->conf, (s->desc.caps & KG_EXEC_CAP_VIRTUAL) == 0, &s->log, s->metrics,
+                           &s->hooks, err);
+    if (rc == KG_OK && s->hooks != NULL)
+        s->parts.policy = &s->hooks->engine;
     if (rc != KG_OK) {
         kg_stack_close(s);
         return rc;
@@ -175,6 +180,7 @@ void kg_stack_close(struct kg_stack *stack)
     if (stack == NULL)
         return;
     kg_engine_destroy(stack->engine);
+    kg_hooks_close(stack->hooks);
     if (stack->parts.spec != NULL)
         stack->parts.spec_ops->close(stack->parts.spec);
     if (stack->parts.sched != NULL)

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/metrics.h"
 #include "config.h"
+#include "hooks.h"
 #include "host.h"
 
 struct kg_stack {
@@ -18,6 +19,7 @@ struct kg_stack {
     struct kg_metrics *metrics; /* plugins are registered; the caller may add its own */
     struct kg_instance *hosts[KG_PLUGIN_KINDS];
     struct kg_exec_desc desc; /* after open */
+    struct kg_hooks *hooks;   /* NULL without [lua] script */
     struct kg_engine_parts parts;
     struct kg_engine *engine; /* after kg_stack_engine; not started */
 };

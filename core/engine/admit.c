@@ -240,9 +240,9 @@ static uint32_t lifetime_pages(struct kg_engine *e, const struct kg_req *r)
     uint64_t least = kg_adm_max_pages(e, r->n_tokens, 1);
     uint64_t pages = most;
 
-    if (r->admission == 0 && e->conf.lifetime == KG_LIFETIME_PROMPT) {
+    if (r->admission == 0 && r->lifetime == KG_LIFETIME_PROMPT) {
         pages = least;
-    } else if (r->admission == 0 && e->conf.lifetime == KG_LIFETIME_EXPECTED) {
+    } else if (r->admission == 0 && r->lifetime == KG_LIFETIME_EXPECTED) {
         pages = kg_adm_max_pages(e, n_prompt, expected_output(e, r));
     }
     pages = pages < least ? least : pages;
@@ -274,6 +274,11 @@ enum kg_admit kg_adm_ask(void *ctx, uint32_t index, uint32_t *computed)
         return KG_ADMIT_LATER;
     }
     uint32_t need[KG_N_KINDS] = {[KG_PAGE] = lifetime_pages(e, r), [KG_STATE] = 1};
+    enum kg_admit word = kg_pol_ask(e, r, need);
+    if (word != KG_ADMIT_YES) {
+        return word;
+    }
+    need[KG_PAGE] = lifetime_pages(e, r); /* the policy may have set the lifetime */
     uint32_t grant, unit;
     int rc = open_grant(e, need, &grant);
     if (rc == KG_ENEVER) { /* kg_engine_submit asked the same of an empty pool */
@@ -321,7 +326,7 @@ static void grow(struct kg_engine *e, uint32_t i)
     }
     uint32_t most = (uint32_t)kg_adm_max_pages(e, r->job->n_prompt, r->job->max_tokens);
     want = want < most ? want : most;
-    if (e->conf.lifetime == KG_LIFETIME_EXPECTED && r->n_granted < want) {
+    if (r->lifetime == KG_LIFETIME_EXPECTED && r->n_granted < want) {
         /* It outlived what was expected of it: expect again, of those that lived as long. */
         uint64_t pages = kg_adm_max_pages(e, r->job->n_prompt, expected_output(e, r));
         if (pages > want) {

@@ -166,6 +166,7 @@ int kg_engine_create(const struct kg_engine_parts *parts, const struct kg_engine
         return kg_fail(err, KG_ENOMEM, "no memory for an engine");
     }
     e->parts = *parts;
+    e->n_changes = 1;
     e->conf = *conf;
     if (conf->test != NULL) {
         e->test = *conf->test;
@@ -257,11 +258,13 @@ static int run_step(struct kg_engine *e)
         return changed;
     }
     e->step++;
+    kg_pol_begin(e, e->parts.exec_ops->now(e->parts.exec));
     kg_adm_disturb(e);
     kg_adm_growth(e);
     uint64_t ended = e->n_live;
     kg_plan_step(e);
     changed += e->n_live != ended; /* a plan may refuse for good */
+    changed += e->n_put_off > 0;   /* behind those put off others may be let in */
     if (e->n_picks == 0) {
         if (changed == 0) {
             idle(e);

@@ -39,6 +39,39 @@ enum kg_lifetime {
     KG_LIFETIME_EXPECTED = 2, /* a quantile of observed output lengths */
 };
 
+/* What the policy sees of a request that is first in line for memory. Borrowed for the call. */
+struct kg_admit_view {
+    uint64_t now_ns, arrival_ns; /* backend clock */
+    uint64_t id;
+    const char *tenant, *class_name; /* "" for none */
+    uint32_t priority;
+    uint32_t n_prompt, max_tokens;              /* tokens */
+    uint32_t hit_page_tokens, hit_state_tokens; /* of the prefix cache; 0 without one */
+    uint32_t need[KG_N_KINDS];                  /* units by the built-in rule */
+    uint32_t n_waiting, n_running, max_running; /* requests */
+    uint32_t step_tokens;
+    const uint64_t *unit_bytes; /* [KG_N_KINDS] */
+    struct kg_pool_bytes bytes;
+};
+
+/* The policy's answer; as given to it, `lifetime` is the configured one. */
+struct kg_admit_answer {
+    uint32_t verdict;  /* enum kg_admit; YES: if it fits */
+    uint32_t lifetime; /* enum kg_lifetime */
+    uint64_t defer_ns; /* LATER: ask again then at the latest; 0: when something changed */
+    char text[200];    /* NEVER: the reason */
+};
+
+/* A policy, called on the engine thread only. It may not call the engine. */
+struct kg_engine_policy {
+    void *ctx;
+    /* A step begins. 1: rules have changed, everybody is asked about again. */
+    int (*step)(void *ctx);
+    /* KG_OK: *answer is the policy's. KG_ENOENT: it has none, the built-in rule answers. KG_EAGAIN:
+     * it may not be asked any more in this step. */
+    int (*admit)(void *ctx, const struct kg_admit_view *view, struct kg_admit_answer *answer);
+};
+
 /* Plugin instances the engine drives. exec is open but not bound; the engine opens the pool,
  * binds, and closes neither: whoever opened exec, sched and spec closes them after destroy. */
 struct kg_engine_parts {
@@ -53,6 +86,7 @@ struct kg_engine_parts {
     const struct kg_spec_ops *spec_ops; /* NULL: no speculation */
     struct kg_spec *spec;
     uint64_t spec_caps;
+    const struct kg_engine_policy *policy; /* NULL: none; outlives the engine */
 };
 
 /* kg_request.flags */
@@ -66,9 +100,10 @@ struct kg_request {
     uint32_t n_prompt;      /* >= 1 */
     uint32_t max_tokens;    /* output tokens at most, >= 1 */
     uint32_t flags;
-    uint32_t priority; /* 0 normal, larger sooner */
-    uint64_t tenant;   /* hash, 0 none */
-    uint64_t salt;     /* separates prefix caches; 0 none */
+    uint32_t priority;                    /* 0 normal, larger sooner */
+    uint64_t tenant;                      /* hash, 0 none */
+    const char *tenant_name, *class_name; /* for the policy, cut to 31 bytes; NULL for none */
+    uint64_t salt;                        /* separates prefix caches; 0 none */
     struct kg_sampling sampling;
     const uint32_t *boundaries; /* [n_boundaries] token positions of message ends, ascending */
     uint32_t n_boundaries;

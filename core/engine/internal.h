@@ -28,6 +28,7 @@ struct kg_job {
     uint32_t n_lp;      /* log probabilities per token, 0 for none */
     uint32_t n_echo_lp; /* the same for the prompt */
     uint32_t n_boundaries;
+    char tenant_name[32], class_name[32];
     struct kg_sampling sampling;
     uint32_t *tokens;            /* [n_prompt + max_tokens] prompt, then output */
     uint32_t *pages;             /* [pages of n_prompt + max_tokens + block] ids in order */
@@ -68,6 +69,11 @@ struct kg_req {
     uint32_t nan;       /* its units must be poisoned when they go back */
     uint32_t finish_at; /* kg_engine_finish: tokens + 1, 0 for none */
     uint32_t cancelled;
+    uint32_t lifetime;  /* enum kg_lifetime of the first admission */
+    uint32_t held;      /* waiting, and the policy put it off */
+    uint32_t put_off;   /* the policy's last answer was to put it off */
+    uint64_t asked;     /* n_changes when the policy was asked, 0: ask */
+    uint64_t ask_at_ns; /* held: ask again then */
 };
 
 /* Waiting requests by arrival: a window of an array, so that both ends are cheap. */
@@ -157,6 +163,10 @@ struct kg_engine {
     uint32_t running_dirty; /* some rows are gone (index KG_NONE) */
     uint32_t *admitted;     /* [max_seqs] indexes admitted during a plan */
     uint32_t n_admitted, n_asked, planning;
+    uint64_t n_changes;   /* requests begun, ended, preempted, rules replaced: from 1 */
+    uint32_t n_held;      /* requests the policy put off */
+    uint32_t n_put_off;   /* of them, in this step: the next one shows the scheduler others */
+    uint64_t ask_at_ns;   /* when the first of them is asked about again */
     uint32_t *free_slots; /* [max_seqs] stack */
     uint32_t n_free_slots;
 
@@ -265,6 +275,15 @@ void kg_adm_observe(struct kg_engine *e, uint64_t tenant, uint32_t n_output);
 /* Test hooks: forced preemption and relocation before a plan; ballast given back. */
 void kg_adm_disturb(struct kg_engine *e);
 int kg_adm_drop_ballast(struct kg_engine *e);
+
+/* --- policy.c --- */
+
+/* Before the plan of a step. */
+void kg_pol_begin(struct kg_engine *e, uint64_t now_ns);
+/* YES: go on, r->lifetime is set. LATER: it is held. NEVER: it was refused and is gone. */
+enum kg_admit kg_pol_ask(struct kg_engine *e, struct kg_req *r, const uint32_t need[KG_N_KINDS]);
+/* Not held any more, for whatever reason; to be asked about anew. */
+void kg_pol_release(struct kg_engine *e, struct kg_req *r);
 
 /* --- plan.c --- */
 

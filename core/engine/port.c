@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "engine/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -230,6 +231,12 @@ static struct kg_job *job_create(const struct kg_engine *e, const struct kg_requ
                          .n_echo_lp = n_echo,
                          .n_boundaries = q->n_boundaries,
                          .sampling = q->sampling};
+    if (q->tenant_name != NULL) {
+        (void)snprintf(j->tenant_name, sizeof(j->tenant_name), "%s", q->tenant_name);
+    }
+    if (q->class_name != NULL) {
+        (void)snprintf(j->class_name, sizeof(j->class_name), "%s", q->class_name);
+    }
     j->tokens = (uint32_t *)(void *)at;
     j->pages = (uint32_t *)(void *)(at += tokens);
     j->boundaries = (uint32_t *)(void *)(at += pages);

@@ -174,6 +174,7 @@ void kg_req_arrive(struct kg_engine *e, uint32_t index, struct kg_job *job)
     r->arrival = ++e->n_arrivals;
     r->n_tokens = r->n_target = job->n_prompt;
     r->slot = r->grant = r->unit = KG_NONE;
+    r->lifetime = e->conf.lifetime;
     job->done.arrival_ns = e->parts.exec_ops->now(e->parts.exec);
     set_state(e, r, KG_REQ_WAITING);
     e->n_live++;
@@ -200,6 +201,7 @@ void kg_req_admit(struct kg_engine *e, struct kg_req *r, uint32_t grant, uint32_
     }
     set_state(e, r, KG_REQ_PREFILL);
     e->admitted[e->n_admitted++] = r->index;
+    e->n_changes++;
 }
 
 void kg_req_decode(struct kg_engine *e, struct kg_req *r)
@@ -232,6 +234,7 @@ void kg_req_preempt(struct kg_engine *e, struct kg_req *r)
     r->n_target = r->n_tokens;
     r->job->done.n_preempted++;
     e->stats.preemptions++;
+    e->n_changes++;
     set_state(e, r, KG_REQ_WAITING);
     waiting_insert(e, r);
 }
@@ -262,6 +265,8 @@ void kg_req_end(struct kg_engine *e, struct kg_req *r, uint32_t finish, int rc, 
         kg_adm_observe(e, r->job->tenant, done->n_output);
     }
     e->stats.finished[finish]++;
+    kg_pol_release(e, r);
+    e->n_changes++;
     set_state(e, r, KG_REQ_FREE);
     r->job = NULL;
     e->n_live--;
@@ -335,12 +340,15 @@ uint64_t kg_req_deadline(const struct kg_engine *e)
 {
     const struct kg_waiting *w = &e->waiting;
 
+    uint64_t asked = e->n_held > 0 ? e->ask_at_ns : UINT64_MAX;
+
     for (uint32_t i = w->head; e->conf.queue_timeout_ms != 0 && i < w->head + w->n; i++) {
         if (w->rows[i].index != KG_NONE && e->reqs[w->rows[i].index].admission == 0) {
-            return w->rows[i].arrival_ns + e->conf.queue_timeout_ms * 1000000ull;
+            uint64_t out = w->rows[i].arrival_ns + e->conf.queue_timeout_ms * 1000000ull;
+            return out < asked ? out : asked;
         }
     }
-    return UINT64_MAX;
+    return asked;
 }
 
 /* One holder's line: its place, and pages that match what it computed. */

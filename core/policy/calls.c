@@ -69,11 +69,9 @@ static void push_admit(lua_State *L, const void *arg)
     put_str(L, "class", r->class_name);
     put_u64(L, "priority", r->priority);
     put_u64(L, "prompt_tokens", r->prompt_tokens);
-    put_u64(L, "output_tokens", r->output_tokens);
     put_u64(L, "max_tokens", r->max_tokens);
     put_u64(L, "hit_page_tokens", r->hit_page_tokens);
     put_u64(L, "hit_state_tokens", r->hit_state_tokens);
-    put_u64(L, "preempted", r->preempted);
     put_u64(L, "waited_ms", r->waited_ns / KG_NS_PER_MS);
     put_u64(L, "need_pages", r->need_units[KG_PAGE]);
     put_u64(L, "need_states", r->need_units[KG_STATE]);

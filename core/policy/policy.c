@@ -160,7 +160,7 @@ int kg_policy_create(const struct kg_policy_conf *conf, struct kg_policy **polic
     }
     p->loop.script = both[0];
     p->engine.script = both[1];
-    kg_policy_step(p);
+    (void)kg_policy_step(p);
     *policy = p;
     return KG_OK;
 }
@@ -270,15 +270,19 @@ void kg_policy_arrive(struct kg_policy *p, const struct kg_policy_arrive *req,
     kg_set(&c[CELL_LOOP_EVICTED], p->loop.rates->evicted + p->loop.counts->evicted);
 }
 
-void kg_policy_step(struct kg_policy *p)
+int kg_policy_step(struct kg_policy *p)
 {
+    int swapped = 0;
+
     if (atomic_load_explicit(&p->next, memory_order_relaxed) != NULL) {
         struct kg_script *next = atomic_exchange(&p->next, NULL);
         kg_script_close(p->engine.script);
         p->engine.script = next;
+        swapped = 1;
     }
     p->step_instructions = p->conf.instructions;
     p->step_ns = p->conf.step_ns;
+    return swapped;
 }
 
 bool kg_policy_spent(const struct kg_policy *p)

@@ -77,9 +77,8 @@ struct kg_policy_admit {
     const char *tenant, *class_name; /* "" for none */
     uint64_t now_ns, waited_ns;      /* backend clock */
     uint32_t priority;
-    uint32_t prompt_tokens, output_tokens, max_tokens; /* output: known already (preempted) */
+    uint32_t prompt_tokens, max_tokens;
     uint32_t hit_page_tokens, hit_state_tokens;
-    uint32_t preempted;              /* times */
     uint32_t need_units[KG_N_KINDS]; /* by the built-in rule */
     uint64_t need_bytes[KG_N_KINDS];
     uint64_t arena_bytes, free_bytes, promised_bytes; /* free: holes and gap; promised: not taken */
@@ -148,8 +147,9 @@ bool kg_policy_has(const struct kg_policy *policy, enum kg_policy_hook hook);
 void kg_policy_arrive(struct kg_policy *policy, const struct kg_policy_arrive *req,
                       const struct kg_policy_load *load, struct kg_policy_arrived *out);
 
-/* Begins an engine step: takes a reloaded script, fills the step's budget. Engine. */
-void kg_policy_step(struct kg_policy *policy);
+/* Begins an engine step: takes a reloaded script (then it returns 1), fills the step's budget.
+ * Engine. */
+int kg_policy_step(struct kg_policy *policy);
 /* True: *out is the script's answer. False: none, the built-in rule is to answer. Engine. */
 bool kg_policy_admit(struct kg_policy *policy, const struct kg_policy_admit *req,
                      struct kg_policy_admitted *out);

@@ -71,7 +71,8 @@ static void budget_start(struct kg_script *s)
     lua_sethook(s->lua, budget_hook, LUA_MASKCOUNT, HOOK_EVERY);
 }
 
-/* The error value on top as text; popped. Nothing here may raise. */
+/* The error value on top as text that fits between quotes in a log line; popped. Nothing here may
+ * raise. */
 static void take_message(lua_State *L, struct kg_error *err)
 {
     const char *text = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : NULL;
@@ -79,7 +80,7 @@ static void take_message(lua_State *L, struct kg_error *err)
     size_t n = 0;
 
     for (; text != NULL && text[n] != '\0' && n < sizeof(copy) - 1; n++)
-        copy[n] = (unsigned char)text[n] < ' ' ? ' ' : text[n];
+        copy[n] = (unsigned char)text[n] < ' ' ? ' ' : text[n] == '"' ? '\'' : text[n];
     copy[n] = '\0';
     if (text == NULL)
         (void)kg_fail(err, KG_EINVAL, "the script raised a %s", luaL_typename(L, -1));

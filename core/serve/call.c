@@ -326,6 +326,30 @@ static int read_salt(const json_t *root, struct kg_call *call, struct kg_api_err
     return rc;
 }
 
+void kg_call_name(const char *s, size_t n, char name[32])
+{
+    bool plain = n < 32;
+
+    for (size_t i = 0; plain && i < n; i++)
+        plain = s[i] > ' ' && s[i] <= '~';
+    if (plain) {
+        memcpy(name, s, n);
+        name[n] = '\0';
+    } else {
+        (void)snprintf(name, 32, "#%016llx", (unsigned long long)kg_hash_bytes(s, n, 2));
+    }
+}
+
+static int read_user(const json_t *root, struct kg_call *call, struct kg_api_error *err)
+{
+    const char *user = NULL;
+    int rc = kg_json_str(root, "", "user", &user, err);
+
+    if (rc == KG_OK && user != NULL)
+        kg_call_name(user, strlen(user), call->user);
+    return rc;
+}
+
 int kg_call_sampling(const struct kg_api *api, const json_t *root, struct kg_call *call,
                      struct kg_api_error *err)
 {
@@ -337,6 +361,8 @@ int kg_call_sampling(const struct kg_api *api, const json_t *root, struct kg_cal
     call->n = 1;
     if (rc == KG_OK)
         rc = kg_json_u32(root, "", "n", 1, api->conf->max_n, &call->n, err);
+    if (rc == KG_OK)
+        rc = read_user(root, call, err);
     if (rc == KG_OK)
         rc = read_flags(root, call, err);
     if (rc == KG_OK)

@@ -60,6 +60,7 @@ struct kg_call {
     struct kg_sampling sampling;
     bool has_seed; /* else sampling.seed is to be drawn */
     uint64_t salt; /* of the prefix cache, 0 none */
+    char user[32]; /* field user as a name, see kg_call_name; "" for none */
 
     bool stream, include_usage, continuous_usage;
     bool echo, no_output; /* no_output: max_tokens = 0 with echo; one token is made and dropped */
@@ -82,6 +83,9 @@ struct kg_call {
 int kg_call_prepare(const struct kg_api *api, struct kg_tok_scratch *scratch,
                     enum kg_endpoint endpoint, struct kg_span body, struct kg_call *call,
                     struct kg_api_error *err);
+/* A name of at most 31 visible ASCII characters from n bytes of whatever: itself when it is one,
+ * else "#" and a hash of it, always the same. n = 0: "". */
+void kg_call_name(const char *s, size_t n, char name[32]);
 /* Frees what the call holds and zeroes it. */
 void kg_call_free(struct kg_call *call);
 

@@ -17,6 +17,10 @@ const struct kg_opt kg_server_opts[] = {
     STR(api_key, "",
         "Clients must send it as \"Authorization: Bearer KEY\" to /v1/*, /tokenize and "
         "/detokenize. Empty: no key is asked for."),
+    STR(tenant_header, "",
+        "Header that names the tenant of a request, for quotas and fairness. Set it only behind a "
+        "proxy that overwrites it. Empty: the field user of the body names the tenant, and clients "
+        "are trusted with it."),
     STR(model_name, "",
         "Name of the model in /v1/models and in answers. Empty: the name of the model folder."),
     U32(max_connections, "1024", 1, 65536,

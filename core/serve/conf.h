@@ -8,10 +8,11 @@
 #include <kedge/abi.h>
 
 struct kg_server_conf {
-    const char *host;       /* address to listen on, numeric or a name */
-    uint32_t port;          /* 0: any free one */
-    const char *api_key;    /* "" for none */
-    const char *model_name; /* id in /v1/models and in answers; "" for the checkpoint's folder */
+    const char *host;          /* address to listen on, numeric or a name */
+    uint32_t port;             /* 0: any free one */
+    const char *api_key;       /* "" for none */
+    const char *tenant_header; /* header that names the tenant; "": the body's user does */
+    const char *model_name;    /* id in /v1/models and in answers; "" for the checkpoint's folder */
 
     uint32_t max_connections; /* open at once; further ones are closed after a 503 */
     uint64_t head_bytes;      /* request line and headers */

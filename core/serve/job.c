@@ -193,6 +193,10 @@ static int submit_one(struct kg_job *job, uint32_t i, uint64_t seed, struct kg_a
         .n_prompt = (uint32_t)p->ids.n,
         .max_tokens = p->max_tokens,
         .flags = call->echo && call->logprobs ? KG_REQ_ECHO : 0,
+        .priority = job->priority,
+        .tenant = job->tenant[0] != '\0' ? kg_hash_bytes(job->tenant, strlen(job->tenant), 3) : 0,
+        .tenant_name = job->tenant,
+        .class_name = job->class_name,
         .salt = call->salt,
         .sampling = call->sampling,
         .boundaries = p->boundaries.v,
@@ -201,6 +205,8 @@ static int submit_one(struct kg_job *job, uint32_t i, uint64_t seed, struct kg_a
     int rc;
 
     r.sampling.seed = seed + i % call->n;
+    if (r.sampling.min_tokens > r.max_tokens) /* the policy capped the answer below it */
+        r.sampling.min_tokens = r.max_tokens;
     if (call->no_output) /* the one token that is made and dropped may be anything */
         r.sampling.min_tokens = 0;
     rc = kg_engine_submit(s->parts.engine, &r, &e);
@@ -227,8 +233,10 @@ static void submit(struct kg_job *job)
     uint64_t seed = call->has_seed ? call->sampling.seed : next_seed(s);
     struct kg_api_error err = {0};
     bool chat = call->endpoint == KG_EP_CHAT;
-    int rc = open_answers(job, &err);
+    int rc = kg_job_policy(job, &err);
 
+    if (rc == KG_OK)
+        rc = open_answers(job, &err);
     (void)snprintf(job->id, sizeof(job->id), "%s%s", chat ? "chatcmpl-" : "cmpl-",
                    kg_http_req_id(job->req));
     job->envelope = (struct kg_envelope){.id = job->id,
@@ -356,6 +364,10 @@ static void explain_done(const struct kg_event *ev, struct kg_api_error *err)
                           "the request waited longer than [admission] queue_timeout_ms");
         break;
     case KG_FINISH_REFUSED:
+        if (ev->rc == KG_ELIMIT) {
+            (void)kg_api_fail(err, 429, "policy_rejected", "", "%s", ev->text);
+            break;
+        }
         (void)kg_api_fail(err, 400, "request_too_large", "", "%s", ev->text);
         break;
     case KG_FINISH_CANCELLED:

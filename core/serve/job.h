@@ -24,6 +24,9 @@ struct kg_job {
     bool has_body, in_prep;
     struct kg_prep_task task; /* task.call is the prepared request */
 
+    char tenant[32], class_name[32]; /* "" for none */
+    uint32_t priority;
+
     uint32_t n_answers, n_live;    /* sequences; those in the engine */
     struct kg_job_answer *answers; /* [n_answers], NULL before submit */
     char id[160];
@@ -37,6 +40,8 @@ struct kg_job {
     char note[200]; /* for the access log */
 };
 
+/* job_policy.c: names the tenant, asks the policy, takes over what it set. KG_OK to go on. */
+int kg_job_policy(struct kg_job *job, struct kg_api_error *err);
 /* Answers with an error, in the stream if one has begun; cancels what is in the engine. */
 void kg_job_fail(struct kg_job *job, const struct kg_api_error *err);
 /* Sends what answer `index` has to say; begins the stream if need be. */

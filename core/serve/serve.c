@@ -86,13 +86,27 @@ static void begin_drain(struct kg_serve *s)
     (void)event_add(s->drain_timer, &tick);
 }
 
+static void reload(struct kg_serve *s)
+{
+    const struct kg_serve_policy *p = s->parts.policy;
+    struct kg_error err = {0};
+
+    if (p == NULL)
+        kg_log_line(s->parts.log, KG_LOG_INFO, "serve", "SIGHUP: nothing to reload", "%s", "");
+    else if (p->reload(p->ctx, &err) == KG_OK)
+        kg_log_line(s->parts.log, KG_LOG_INFO, "policy", "policy reloaded", "%s", "");
+    else
+        kg_log_line(s->parts.log, KG_LOG_ERROR, "policy",
+                    "policy not reloaded, the old one goes on", "reason=\"%s\"", err.text);
+}
+
 static void on_signal(evutil_socket_t sig, short what, void *arg)
 {
     struct kg_serve *s = arg;
 
     (void)what;
     if (sig == SIGHUP)
-        kg_log_line(s->parts.log, KG_LOG_INFO, "serve", "SIGHUP: nothing to reload", "%s", "");
+        reload(s);
     else
         begin_drain(s);
 }

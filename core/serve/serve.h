@@ -13,6 +13,37 @@
 
 struct kg_serve;
 
+/* A request as the policy sees it: never its text. Borrowed for the call. */
+struct kg_arrive_view {
+    const char *tenant, *user; /* "" for none */
+    bool chat, stream, echo;
+    uint32_t n_prompts, n;  /* prompts; choices of each */
+    uint64_t prompt_tokens; /* of all prompts */
+    uint32_t max_tokens;    /* of one answer, the longest */
+    uint32_t priority;
+    uint64_t now_ns;                   /* backend clock */
+    uint32_t sequences, max_sequences; /* of this server in the engine; [server] max_queue */
+    const struct kg_engine_stats *stats;
+};
+
+struct kg_arrive_answer {
+    int status; /* 0: accepted; else the HTTP status to refuse it with */
+    char reason[200];
+    char tenant[32], class_name[32]; /* "": as it was */
+    bool has_priority;
+    uint32_t priority;
+    uint32_t max_tokens; /* cap of an answer; 0: none */
+};
+
+/* A policy, called on the loop thread only. */
+struct kg_serve_policy {
+    void *ctx;
+    bool (*has_arrive)(void *ctx); /* false: arrive would accept everything */
+    void (*arrive)(void *ctx, const struct kg_arrive_view *view, struct kg_arrive_answer *answer);
+    /* SIGHUP: reads its rules again, all or none; *err says why not. */
+    int (*reload)(void *ctx, struct kg_error *err);
+};
+
 /* What the server works with; all borrowed, all outlive it. */
 struct kg_serve_parts {
     const struct kg_server_conf *conf;
@@ -20,8 +51,9 @@ struct kg_serve_parts {
     const struct kg_tok *tok;
     const struct kg_chat *chat; /* NULL when the vocabulary has no chat format */
     const char *model_name;
-    struct kg_metrics *metrics; /* rows of others, written out with ours; may be NULL */
-    struct kg_log *log;         /* may be NULL */
+    struct kg_metrics *metrics;           /* rows of others, written out with ours; may be NULL */
+    struct kg_log *log;                   /* may be NULL */
+    const struct kg_serve_policy *policy; /* NULL: everything is accepted */
 };
 
 /* Binds and listens; nothing is answered before kg_serve_run. From here until destroy SIGTERM,
@@ -37,8 +69,8 @@ uint32_t kg_serve_port(const struct kg_serve *serve);
 
 /*
  * Serves on the calling thread until SIGTERM or SIGINT, then drains: stops listening, lets
- * requests finish for drain_ms, cancels the rest. A second signal ends at once. SIGHUP is
- * reserved (logged).
+ * requests finish for drain_ms, cancels the rest. A second signal ends at once. SIGHUP
+ * reloads the policy.
  */
 KG_CHECKED int kg_serve_run(struct kg_serve *serve, struct kg_error *err);
 /* What SIGTERM does. Any thread, any number of times. */

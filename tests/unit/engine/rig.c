@@ -266,6 +266,7 @@ void rig_open(struct rig *rig, const struct rig_conf *c)
         .debug = !c->no_debug,
         .test = c->test,
     };
+    rig->parts.policy = c->policy;
     if (kg_engine_create(&rig->parts, &conf, &rig->engine, &err) != KG_OK) {
         fail_msg("engine: %s", err.text);
     }

@@ -36,6 +36,7 @@ struct rig_conf {
     /* Replaces the backend's table, for backends that fail. */
     const struct kg_exec_ops *(*wrap)(const struct kg_exec_ops *ops);
     const struct kg_engine_test *test;
+    const struct kg_engine_policy *policy; /* none */
 };
 
 /* A plugin instance the rig opened. */

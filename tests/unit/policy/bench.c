@@ -2,7 +2,7 @@
  * usage: policy_bench [calls] */
 #include "base/clock.h"
 #include "base/num.h"
-#include "rig.h"
+#include "script_rig.h"
 
 #include <stdlib.h>
 

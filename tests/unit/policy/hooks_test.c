@@ -1,7 +1,7 @@
 /* What a script is given, what it may answer, what is remembered, budgets of a step, reloading. */
 #include "base/clock.h"
 #include "policy/keys.h"
-#include "rig.h"
+#include "script_rig.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -63,8 +63,8 @@ static void admit_sees_every_field_and_no_more(void **state)
     static const char script[] =
         "function admit(req, view)\n"
         "  if req.waited_ms ~= 7 then return end\n"
-        "  local want = {tenant='acme', class='', priority=2, prompt_tokens=100, output_tokens=0,\n"
-        "    max_tokens=50, hit_page_tokens=0, hit_state_tokens=0, preempted=0, waited_ms=7,\n"
+        "  local want = {tenant='acme', class='', priority=2, prompt_tokens=100,\n"
+        "    max_tokens=50, hit_page_tokens=0, hit_state_tokens=0, waited_ms=7,\n"
         "    need_pages=3, need_states=1, need_bytes=8000}\n"
         "  local seen = {now_s=1, waiting=4, running=6, max_running=64, step_tokens=512,\n"
         "    arena_bytes=1000000, free_bytes=500000, promised_bytes=9000, page_live_bytes=300000,\n"

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/metrics.h"
 #include "policy/script.h"
-#include "rig.h"
+#include "script_rig.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -23,8 +23,7 @@ function arrive(req, view)
 end
 
 function admit(req, view)
-    if req.class == "batch" and req.preempted == 0
-        and view.running >= busy_share * view.max_running then
+    if req.class == "batch" and view.running >= busy_share * view.max_running then
         return "defer"
     end
 end

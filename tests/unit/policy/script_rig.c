@@ -1,4 +1,4 @@
-#include "rig.h"
+#include "script_rig.h"
 
 #include "base/clock.h"
 

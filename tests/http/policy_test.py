@@ -1,0 +1,188 @@
+"""The running server under a policy script: refusals, caps, reloading by SIGHUP, hostile scripts."""
+import os
+import signal
+import subprocess
+import tempfile
+
+import kedge
+
+COMPLETIONS = "/v1/completions"
+POLICIES = os.path.join(kedge.ROOT, "scripts", "policies")
+
+
+def ask(user=None, n=3, **more):
+    body = {"prompt": [5, 6], "max_tokens": n, "temperature": 0, "return_token_ids": True}
+    if user is not None:
+        body["user"] = user
+    return {**body, **more}
+
+
+class Script:
+    """A script file that can be written anew."""
+
+    def __init__(self, text):
+        self.dir = tempfile.TemporaryDirectory(prefix="kedge-policy-")
+        self.path = os.path.join(self.dir.name, "rules.lua")
+        self.write(text)
+
+    def write(self, text):
+        with open(self.path, "w") as f:
+            f.write(text)
+
+    def conf(self, **lua):
+        return {"lua": {"script": self.path, **lua}}
+
+
+def reloads(server, result):
+    return server.metric("kedge:policy_reloads_total", result=result)
+
+
+def reload(server, result):
+    before = reloads(server, result)
+    server.proc.send_signal(signal.SIGHUP)
+    server.wait_for(lambda: reloads(server, result), before + 1)
+
+
+def test_a_quota_is_kept_reloaded_and_never_lost_by_a_broken_script():
+    with open(os.path.join(POLICIES, "tenant_quota.lua")) as f:
+        quota = f.read()
+    slow = quota.replace("{per_minute = 60, burst = 20,", "{per_minute = 0.001, burst = 2,")
+    assert slow != quota
+    script = Script(slow)
+    with kedge.Server(script.conf()) as server:
+        for _ in range(2):
+            server.ok(COMPLETIONS, ask("ann"))
+        error = server.refused(COMPLETIONS, ask("ann"), 429)
+        assert error["code"] == "policy_rejected", error
+        assert error["message"] == "tenant ann sent more than 0.001 requests per minute", error
+        status, headers, _ = server.call(COMPLETIONS, ask("ann", stream=True))
+        assert status == 429 and headers["Retry-After"], "a stream is refused before it begins"
+        server.ok(COMPLETIONS, ask("bob"))  # others do not notice
+        assert server.metric("kedge:policy_rejected_total", hook="arrive") == 2
+        assert server.metric("kedge:policy_calls_total", hook="arrive") == 5
+
+        script.write("function arrive(req")
+        reload(server, "failed")
+        assert "not reloaded" in server.stderr() and "rules.lua:1:" in server.stderr()
+        script.write("function arrive(req) return 5 end")
+        reload(server, "failed")
+        assert "arrive answered a number" in server.stderr()
+        os.rename(script.path, script.path + ".away")
+        reload(server, "failed")
+        server.refused(COMPLETIONS, ask("ann"), 429)  # the old one, with its memory
+
+        script.write(slow)
+        reload(server, "ok")
+        server.refused(COMPLETIONS, ask("ann"), 429)  # the bucket went along
+        script.write(quota.replace("per_minute = 60, burst = 20", "per_minute = 6000, burst = 50"))
+        reload(server, "ok")
+        server.wait_for(lambda: server.call(COMPLETIONS, ask("ann"))[0], 200)
+        server.wait_for(server.is_idle)
+
+
+def test_the_tenant_is_the_header_where_one_is_set_and_else_the_user():
+    script = Script(
+        "function arrive(r) if r.user == 'show' then "
+        "return 'reject', 'tenant=' .. r.tenant, 403 end end\n"
+    )
+    with kedge.Server(script.conf()) as server:
+        spoof = {"X-Tenant": "acme"}
+        assert server.refused(COMPLETIONS, ask("show"), 403)["message"] == "tenant=show"
+        got = server.refused(COMPLETIONS, ask("show"), 403, headers=spoof)
+        assert got["message"] == "tenant=show"
+    with kedge.Server(script.conf(), {"server": {"tenant_header": "x-tenant"}}) as server:
+        names = {"acme": "acme", "a" * 31: "a" * 31}
+        for sent, seen in names.items():
+            got = server.refused(COMPLETIONS, ask("show"), 403, headers={"X-Tenant": sent})
+            assert got["message"] == "tenant=" + seen
+        hashed = [
+            server.refused(COMPLETIONS, ask("show"), 403, headers={"X-Tenant": t})["message"]
+            for t in ("a b", "a" * 32, "a b")
+        ]
+        assert all(len(h) == len("tenant=#") + 16 for h in hashed), hashed
+        assert hashed[0] == hashed[2] != hashed[1]
+        assert server.refused(COMPLETIONS, ask("show"), 403)["message"] == "tenant="
+        server.refused(COMPLETIONS, ask(7), 400, param="user")
+
+
+def test_caps_and_refusals_of_the_engines_hook_reach_the_client():
+    script = Script(
+        "function arrive(r) return {class = r.user, max_tokens = 4} end\n"
+        "function admit(r)\n"
+        "  if r.class == 'no' then return 'reject', 'needs ' .. r.need_states .. ' state' end\n"
+        "  if r.class == 'later' and r.waited_ms < 30 then return 'defer', 10 end\n"
+        "end\n"
+    )
+    with kedge.Server(script.conf()) as server:
+        want = kedge.scripted([5, 6], 4, stop=kedge.STOP_IDS)
+        for user in ("yes", "later"):
+            a = server.ok(COMPLETIONS, ask(user, n=50, min_tokens=20))
+            assert a["choices"][0]["token_ids"] == want, "capped, and min_tokens with it"
+        error = server.refused(COMPLETIONS, ask("no"), 429)
+        assert (error["code"], error["message"]) == ("policy_rejected", "needs 1 state")
+        assert server.metric("kedge:policy_deferred_total") >= 2
+        assert server.metric("kedge:policy_rejected_total", hook="admit") == 1
+        assert server.metric("kedge:policy_errors_total") == 0
+        assert server.metric("kedge:policy_budget_ends_total") == 0
+        server.wait_for(server.is_idle)
+
+
+def test_hostile_scripts_fail_their_request_and_the_server_serves_on():
+    bodies = {
+        "spin": "while true do end",
+        "pcall": "while true do pcall(function() while true do end end) end",
+        "memory": "local t = {} while true do t[#t + 1] = {} end",
+        "keep": "for i = 1, 1e9 do kept[#kept + 1] = i end",
+        "error": "error({})",
+        "io": "io.open('/etc/passwd')",
+    }
+    text = "kept = {}\nfunction arrive(r)\n  if kg.starts_with(r.user, 'admit-') then return end\n"
+    text += "".join("  if r.user == '%s' then do %s end end\n" % kv for kv in bodies.items())
+    text += "  if r.user == 'class' then return {class = 'x'} end\nend\n"
+    text += "function admit(r) if r.tenant == 'admit-spin' then while true do end end end\n"
+    script = Script(text)
+    with kedge.Server(script.conf()) as server:
+        for name in list(bodies) * 2:
+            error = server.refused(COMPLETIONS, ask(name), 503)
+            assert "policy failed" in error["message"], error
+            server.ok(COMPLETIONS, ask("good"))
+        server.ok(COMPLETIONS, ask("admit-spin"))  # the built-in rule admits
+        ends = server.metric("kedge:policy_budget_ends_total", hook="arrive")
+        errors = server.metric("kedge:policy_errors_total", hook="arrive")
+        assert ends >= 4 and ends + errors == 2 * len(bodies), (ends, errors)
+        assert server.metric("kedge:policy_budget_ends_total", hook="admit") == 1
+    with kedge.Server(script.conf(on_error="admit")) as server:
+        for name in bodies:
+            server.ok(COMPLETIONS, ask(name))
+
+
+def test_a_broken_script_keeps_the_server_from_starting_and_says_the_line():
+    for text, says in (
+        ("\nfunction arrive(", "rules.lua:2:"),
+        ("function admit() return 'maybe' end", "admit, tried with a made-up request"),
+        ("while true do end", "budget"),
+    ):
+        script = Script(text)
+        with tempfile.TemporaryDirectory() as d:
+            path = os.path.join(d, "server.ini")
+            with open(path, "w") as f:
+                f.write(kedge.as_ini(kedge.merged(script.conf())))
+            for command in ("serve", "check"):
+                done = subprocess.run(
+                    [kedge.BINARY, command, "-c", path],
+                    capture_output=True, text=True, timeout=kedge.DEADLINE,
+                )
+                assert done.returncode != 0 and says in done.stderr, (command, done)
+
+
+def test_the_examples_start_and_serve():
+    for name in sorted(os.listdir(POLICIES)):
+        with kedge.Server({"lua": {"script": os.path.join(POLICIES, name)}}) as server:
+            a = server.ok(COMPLETIONS, ask("ann", n=20))
+            assert a["choices"][0]["token_ids"] == kedge.scripted([5, 6], 20, stop=kedge.STOP_IDS)
+            assert len(list(server.stream(COMPLETIONS, ask("ann", n=5)))) > 0
+            assert server.metric("kedge:policy_errors_total") == 0, name
+
+
+if __name__ == "__main__":
+    kedge.main(globals())
