@@ -138,7 +138,7 @@ static struct kg_config *configure(const char *sets)
     (void)snprintf(text, sizeof(text),
                    "model.path=%s/models/k3-tiny plugins.dir=%s plugins.exec=cpu "
                    "plugins.sched=fcfs plugins.spec=off engine.max_seqs=32 engine.step_tokens=256 "
-                   "engine.prefill_chunk=256 memory.bytes=48m exec-cpu.threads=2 %s",
+                   "engine.prefill_chunk=256 memory.bytes=48m exec-cpu.threads=2 log.level=warn %s",
                    TEST_ROOT, PLUGIN_DIR, sets);
     while ((word = strsep(&rest, " ")) != NULL) {
         if (word[0] != '\0')
