@@ -123,6 +123,12 @@ static void text_rules(const struct kg_check *k, struct kg_buf *b)
                         "reserves: %s\n",
                         e->max_seqs, e->max_requests, e->step_tokens, e->prefill_chunk,
                         lifetimes[e->lifetime < 3 ? e->lifetime : 0]);
+    if (k->stack->hooks != NULL) {
+        char hooks[64];
+        kg_hooks_list(k->stack->hooks, hooks, sizeof(hooks));
+        put_line(b, "policy");
+        (void)kg_buf_printf(b, "%s, hooks: %s\n", k->stack->conf->lua_script, hooks);
+    }
     put_line(b, "speculation");
     if (k->stack->parts.spec_ops->block(k->stack->parts.spec) == 0)
         (void)kg_buf_puts(b, "off\n");
@@ -197,6 +203,13 @@ static void json_model(const struct kg_check *k, struct kg_buf *b)
     put_bool(b, "batch", (d->caps & KG_EXEC_CAP_INVARIANT_BATCH) != 0);
     put_bool(b, "chunk", (d->caps & KG_EXEC_CAP_INVARIANT_CHUNK) != 0);
     put_bool(b, "path", (d->caps & KG_EXEC_CAP_INVARIANT_PATH) != 0);
+    if (k->stack->hooks != NULL) {
+        char hooks[64];
+        kg_hooks_list(k->stack->hooks, hooks, sizeof(hooks));
+        (void)kg_buf_puts(b, "},\"policy\":{\"script\":");
+        (void)kg_buf_json_str(b, k->stack->conf->lua_script, strlen(k->stack->conf->lua_script));
+        (void)kg_buf_printf(b, ",\"hooks\":\"%s\"", hooks);
+    }
     (void)kg_buf_puts(b, "},\"plugins\":{");
     for (uint32_t kind = KG_KIND_POOL; kind <= KG_KIND_EXEC; kind++) {
         (void)kg_buf_puts(b, kind == KG_KIND_POOL ? "" : ",");

@@ -175,6 +175,18 @@ int kg_hooks_open(const struct kg_conf *conf, bool timed, struct kg_log *log,
     return KG_OK;
 }
 
+void kg_hooks_list(const struct kg_hooks *h, char *text, size_t size)
+{
+    static const char *const names[KG_N_HOOKS] = {"arrive", "admit", "window"};
+    size_t n = 0;
+
+    (void)snprintf(text, size, "none");
+    for (int i = 0; i < KG_N_HOOKS; i++) {
+        if (kg_policy_has(h->policy, (enum kg_policy_hook)i) && n < size)
+            n += (size_t)snprintf(text + n, size - n, "%s%s", n > 0 ? ", " : "", names[i]);
+    }
+}
+
 void kg_hooks_close(struct kg_hooks *h)
 {
     if (h == NULL)

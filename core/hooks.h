@@ -27,6 +27,8 @@ struct kg_hooks {
 KG_CHECKED int kg_hooks_open(const struct kg_conf *conf, bool timed, struct kg_log *log,
                              struct kg_metrics *metrics, struct kg_hooks **hooks,
                              struct kg_error *err);
+/* The hooks the script has, "arrive, admit"; "none" without any. Before threads start. */
+void kg_hooks_list(const struct kg_hooks *hooks, char *text, size_t size);
 void kg_hooks_close(struct kg_hooks *hooks); /* NULL is allowed; both threads have ended */
 
 #endif

@@ -1,4 +1,5 @@
 """The running server under a policy script: refusals, caps, reloading by SIGHUP, hostile scripts."""
+import json
 import os
 import signal
 import subprocess
@@ -173,6 +174,21 @@ def test_a_broken_script_keeps_the_server_from_starting_and_says_the_line():
                     capture_output=True, text=True, timeout=kedge.DEADLINE,
                 )
                 assert done.returncode != 0 and says in done.stderr, (command, done)
+
+
+def test_check_names_the_hooks_of_a_script():
+    script = Script("function admit() end function arrive() end")
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "server.ini")
+        with open(path, "w") as f:
+            f.write(kedge.as_ini(kedge.merged(script.conf())))
+        for args in ([], ["--json"]):
+            done = subprocess.run(
+                [kedge.BINARY, "check", "-c", path, *args],
+                capture_output=True, text=True, timeout=kedge.DEADLINE,
+            )
+            assert done.returncode == 0 and "arrive, admit" in done.stdout, done
+        assert json.loads(done.stdout)["policy"]["script"] == script.path
 
 
 def test_the_examples_start_and_serve():
