@@ -1,7 +1,7 @@
 /*
  * Clients as distributions. A client's requests are drawn window by window: gaps from the window's
- * Gamma or Weibull law (shape, scale in seconds), lengths from the tables of the last period that
- * began and has any; then all clients are merged. One seed, one trace.
+ * Gamma or Weibull law with the window's rate as their mean, lengths from the tables of the last
+ * period that began and has any; then all clients are merged. One seed, one trace.
  */
 #include "experiment/trace_int.h"
 
@@ -142,11 +142,17 @@ static int read_window(struct kg_reader *r, struct model *m, const json_t *w, si
         return KG_BAD(r, "win[%zu]: wanted [t, rate, cv, \"Gamma\" or \"Weibull\", shape, scale]",
                       i);
     }
-    /* A mean gap below a microsecond would draw without end. */
-    double mean = strcmp(family, "Gamma") == 0 ? v[4] * v[5] : v[5] * tgamma(1 + 1 / v[4]);
-    if (!(v[0] >= 0 && v[0] <= 8.64e6) || !(v[4] > 1e-3 && v[4] < 1e4) || !(mean > 1e-4)) {
-        return KG_BAD(r, "win[%zu]: time, shape or scale out of range", i);
+    if (!(v[0] >= 0 && v[0] <= 8.64e6) || !(v[1] >= 0 && v[1] <= 1e4) ||
+        !(v[4] > 1e-3 && v[4] < 1e4) || !(v[5] > 0)) {
+        return KG_BAD(r, "win[%zu]: time, rate, shape or scale out of range", i);
     }
+    if (v[1] == 0) {
+        return KG_OK;
+    }
+    /* The published scale was fitted to the gaps inside the window, which are the shorter ones;
+     * the law keeps its shape and is stretched to the window's rate. */
+    double unit = family[0] == 'G' ? v[4] : tgamma(1 + 1 / v[4]);
+    v[5] = 1 / (v[1] * unit);
     if (m->n_windows == m->cap_windows) {
         size_t cap = m->cap_windows == 0 ? 1024 : 2 * m->cap_windows;
         struct window *p = cap > (1u << 24) ? NULL : realloc(m->windows, cap * sizeof(*p));
@@ -232,6 +238,19 @@ static double draw_gap(struct kg_rng *g, const struct window *w)
     return w->scale * draw_gamma(g, w->shape);
 }
 
+/* From a window's start to its first request. The process runs already, so that the gap it falls
+ * into is drawn by its length, and the start lies anywhere in it: without that a bursty client
+ * would send (cv^2 - 1) / 2 requests too many in every window. */
+static double draw_first(struct kg_rng *g, const struct window *w)
+{
+    double u = kg_rng_f64(g);
+
+    if (w->weibull) {
+        return u * w->scale * pow(draw_gamma(g, 1 + 1 / w->shape), 1 / w->shape);
+    }
+    return u * w->scale * draw_gamma(g, w->shape + 1);
+}
+
 static uint32_t draw_length(struct kg_rng *g, const struct table *t)
 {
     double u = kg_rng_f64(g) * t->sums[t->n - 1];
@@ -304,7 +323,7 @@ static int draw_all(struct kg_reader *r, struct model *m)
         if (i > 0 && w->start_s > w[-1].start_s && kg_trace_full(r)) {
             break;
         }
-        double t = w->start_s + draw_gap(&c->rng, w);
+        double t = w->start_s + draw_first(&c->rng, w);
         while (rc == KG_OK && t < w->start_s + WINDOW_S) {
             rc = draw_request(r, c, t);
             t += draw_gap(&c->rng, w);
