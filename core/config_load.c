@@ -24,12 +24,12 @@ static bool is_path(const struct kg_entry *e)
     return false;
 }
 
-static void resolve_path(struct kg_config *c, struct kg_entry *e)
+static void resolve_path(struct kg_config *c, struct kg_entry *e, const struct kg_opt *row)
 {
     struct kg_buf b;
 
-    if (e->from_set || !is_path(e) || e->value[0] == '/' || e->value[0] == '\0' ||
-        c->folder == NULL || c->folder[0] == '\0')
+    if (e->from_set || (!is_path(e) && (row->flags & KG_OPT_PATH) == 0) || e->value[0] == '/' ||
+        e->value[0] == '\0' || c->folder == NULL || c->folder[0] == '\0')
         return;
     kg_buf_init(&b, 4096);
     if (kg_buf_printf(&b, "%s%s", c->folder, e->value) == KG_OK) {
@@ -58,7 +58,7 @@ static void apply_section(struct kg_config *c, const char *section, const struct
             kg_config_blame(c, e->where, "[%s] %s: no such key", section, e->key);
             continue;
         }
-        resolve_path(c, e);
+        resolve_path(c, e, row);
         if (kg_opt_parse(row, e->value, conf, &c->arena, &err) != KG_OK)
             kg_config_blame(c, e->where, "[%s] %s", section, err.text);
     }

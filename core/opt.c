@@ -206,9 +206,9 @@ static int verify_shape(const struct kg_opt *row, size_t conf_size, struct kg_er
     if (bytes == 0)
         return kg_fail(err, KG_EABI, "option %s type: found %u, wanted 1 .. 6", row->name,
                        row->type);
-    if ((row->flags & ~(KG_OPT_RELOAD | KG_OPT_ARM)) != 0)
+    if ((row->flags & ~(KG_OPT_RELOAD | KG_OPT_ARM | KG_OPT_PATH)) != 0)
         return kg_fail(err, KG_EABI, "option %s flags: found 0x%x, wanted at most 0x%x", row->name,
-                       row->flags, KG_OPT_RELOAD | KG_OPT_ARM);
+                       row->flags, KG_OPT_RELOAD | KG_OPT_ARM | KG_OPT_PATH);
     if (row->offset % bytes != 0 || conf_size < bytes || row->offset > conf_size - bytes)
         return kg_fail(err, KG_EABI,
                        "option %s offset: found %zu, wanted a multiple of %zu inside %zu bytes",

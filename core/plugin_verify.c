@@ -129,6 +129,7 @@ static const struct cap_row exec_caps[] = {{KG_EXEC_CAP_INVARIANT_BATCH, "invari
                                            {KG_EXEC_CAP_LOGITS, "logits"},
                                            {KG_EXEC_CAP_VIRTUAL, "virtual"},
                                            {KG_EXEC_CAP_VIEWS, "views"},
+                                           {KG_EXEC_CAP_NO_BYTES, "no-bytes"},
                                            {0}};
 static const struct cap_row tier_caps[] = {{0}};
 

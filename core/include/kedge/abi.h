@@ -44,6 +44,7 @@ enum kg_opt_type {
 /* Option flags. */
 #define KG_OPT_RELOAD 1u /* may change on SIGHUP */
 #define KG_OPT_ARM 2u    /* may be overridden in [arm NAME] */
+#define KG_OPT_PATH 4u   /* STR: a path; relative ones mean the folder of the INI file */
 
 /*
  * One option. From these rows come parsing, range errors with line numbers, the configuration

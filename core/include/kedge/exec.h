@@ -40,6 +40,7 @@
 #define KG_EXEC_CAP_LOGITS 64ull         /* can return logits to the host (tests, echo) */
 #define KG_EXEC_CAP_VIRTUAL 128ull       /* advance() exists: time is virtual */
 #define KG_EXEC_CAP_VIEWS 256ull         /* views() exists */
+#define KG_EXEC_CAP_NO_BYTES 512ull      /* units hold nothing: bytes written are not read back */
 
 struct kg_exec; /* one instance; private to the plugin */
 

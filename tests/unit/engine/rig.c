@@ -119,6 +119,9 @@ static void set_option(const struct kg_opt *o, const char *text, uint8_t *conf)
     case KG_OPT_U32:
         memcpy(conf + o->offset, &u32, sizeof(u32));
         break;
+    case KG_OPT_STR:
+        memcpy(conf + o->offset, &text, sizeof(text));
+        break;
     default:
         fail_msg("option %s has a type the rig does not know", o->name);
     }
@@ -127,8 +130,6 @@ static void set_option(const struct kg_opt *o, const char *text, uint8_t *conf)
 void rig_part_open(struct rig_part *part, const struct kg_plugin *plugin, const char *opts,
                    uint32_t debug)
 {
-    char text[512];
-
     memset(part, 0, sizeof(*part));
     part->plugin = plugin;
     part->host = (struct kg_host){.size = sizeof(part->host),
@@ -143,8 +144,8 @@ void rig_part_open(struct rig_part *part, const struct kg_plugin *plugin, const 
     for (const struct kg_opt *o = plugin->opts; o != NULL && o->name != NULL; o++) {
         set_option(o, o->def, part->conf);
     }
-    (void)snprintf(text, sizeof(text), "%s", opts != NULL ? opts : "");
-    for (char *save, *word = strtok_r(text, " ", &save); word != NULL;
+    (void)snprintf(part->text, sizeof(part->text), "%s", opts != NULL ? opts : "");
+    for (char *save, *word = strtok_r(part->text, " ", &save); word != NULL;
          word = strtok_r(NULL, " ", &save)) {
         char *value = strchr(word, '=');
         const struct kg_opt *o = plugin->opts;

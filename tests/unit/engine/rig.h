@@ -45,6 +45,7 @@ struct rig_part {
     struct kg_host host;
     struct kg_cell cells[32];
     uint8_t conf[512];
+    char text[512]; /* of the options: strings of conf point into it */
     uint64_t held; /* bytes */
 };
 
