@@ -453,7 +453,7 @@ static int listen_on(struct kg_http *h, struct kg_error *err)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_ADDRCONFIG};
     struct addrinfo *list = NULL;
-    struct sockaddr_storage ss;
+    struct sockaddr_storage ss = {0};
     socklen_t len = sizeof(ss);
     char port[8], name[64];
     int rc;

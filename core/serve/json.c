@@ -20,8 +20,9 @@ static void make_valid(char *s)
     }
 }
 
-static void fill(struct kg_api_error *err, int status, const char *code, const char *param,
-                 const char *fmt, va_list ap)
+__attribute__((format(printf, 5, 0))) static void fill(struct kg_api_error *err, int status,
+                                                       const char *code, const char *param,
+                                                       const char *fmt, va_list ap)
 {
     err->status = status;
     err->code = code;

@@ -70,7 +70,7 @@ static void on_drain_tick(evutil_socket_t fd, short what, void *arg)
 
 static void begin_drain(struct kg_serve *s)
 {
-    struct timeval tick = {.tv_sec = 0, .tv_usec = DRAIN_TICK_MS * 1000};
+    struct timeval tick = {.tv_sec = 0, .tv_usec = DRAIN_TICK_MS * 1000L};
 
     if (s->draining) {
         kg_log_line(s->parts.log, KG_LOG_WARN, "serve", "second signal, ending at once",
