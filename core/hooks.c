@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 static void copy_name(char *to, size_t size, const char *from)
 {
@@ -152,12 +153,18 @@ int kg_hooks_open(const struct kg_conf *conf, bool timed, struct kg_log *log,
     struct kg_hooks *h = calloc(1, sizeof(*h));
     if (h == NULL)
         return kg_fail(err, KG_ENOMEM, "out of memory");
+    /* Names come from clients: which of them share a place must not be known. Simulated runs,
+     * though, are to be equal. */
+    uint64_t seed = 0;
+    if (timed && getrandom(&seed, sizeof(seed), 0) != (ssize_t)sizeof(seed))
+        seed = kg_now_ns();
     const struct kg_policy_conf policy = {
         .path = conf->lua_script,
         .instructions = conf->lua_instructions,
         .arrive_ns = timed ? conf->lua_arrive_us * (KG_NS_PER_MS / 1000) : 0,
         .step_ns = timed ? conf->lua_step_us * (KG_NS_PER_MS / 1000) : 0,
         .admit_on_error = conf->lua_on_error == 1,
+        .seed = seed,
         .log = log_line,
         .log_ctx = h};
     h->log = log;
