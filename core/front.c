@@ -1,5 +1,7 @@
 #include "front.h"
 
+#include "check.h"
+
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -61,30 +63,26 @@ void kg_front_close(struct kg_front *f)
 
 void kg_front_print(const struct kg_front *f)
 {
-    const struct kg_exec_desc *d = &f->stack->desc;
-    const struct kg_pool_layout *l = kg_engine_layout(f->stack->engine);
+    struct kg_check check = {0};
+    struct kg_error err = {0};
+    struct kg_buf b;
 
-    (void)fprintf(stderr, "model %s: %s, %u layers, vocabulary %u, context %u tokens\n",
-                  f->model_name, d->family, d->n_layers, d->vocab, d->max_context);
-    (void)fprintf(stderr, "plugins:");
-    for (uint32_t kind = KG_KIND_POOL; kind <= KG_KIND_EXEC; kind++) {
-        const struct kg_plugin *p = kg_config_choice(f->config, kind)->ref.plugin;
-        (void)fprintf(stderr, " %s=%s", kg_plugin_kind_name(kind), p != NULL ? p->name : "none");
-    }
-    (void)fprintf(stderr, "\ncompute: %s%s%s\n", d->kernels, d->math[0] != '\0' ? ", math " : "",
-                  d->math);
-    (void)fprintf(stderr,
-                  "memory: %llu bytes, at most %u pages of %u tokens or %u states; one request "
-                  "holds up to %u tokens\n",
-                  (unsigned long long)l->arena_bytes, l->max_units[KG_PAGE], l->page_tokens,
-                  l->max_units[KG_STATE], kg_engine_max_tokens(f->stack->engine));
-    if (d->vocab < kg_tok_n_vocab(f->tok))
+    (void)fprintf(stderr, "kedge %s serves %s\n", KG_VERSION, f->model_name);
+    kg_buf_init(&b, 0);
+    if (kg_check_gather(&check, f->config, f->stack, &err) == KG_OK)
+        kg_check_text(&check, &b);
+    else
+        (void)kg_buf_printf(&b, "warning: %s\n", err.text);
+    (void)fputs(kg_buf_cstr(&b), stderr);
+    kg_buf_fini(&b);
+    kg_check_fini(&check);
+    if (f->stack->desc.vocab < kg_tok_n_vocab(f->tok))
         (void)fprintf(stderr,
-                      "warning: the vocabulary has %u ids but the model takes %u: text may "
-                      "be refused\n",
-                      kg_tok_n_vocab(f->tok), d->vocab);
+                      "warning: the vocabulary has %u ids but the model takes %u: text may be "
+                      "refused\n",
+                      kg_tok_n_vocab(f->tok), f->stack->desc.vocab);
     if (f->chat == NULL)
-        (void)fprintf(stderr, "chat: off, %s\n", f->no_chat.text);
+        (void)fprintf(stderr, "warning: no chat: %s\n", f->no_chat.text);
 }
 
 bool kg_front_files(uint32_t n)

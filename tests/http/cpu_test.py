@@ -77,6 +77,23 @@ def test_an_answer_does_not_depend_on_its_neighbours():
         assert kedge.gather(list(s)) == kedge.whole({"choices": [a]})
 
 
+def test_survivors_of_killed_neighbours_say_what_they_say_alone():
+    n = 256 if kedge.FULL else 24
+    bodies = [{"prompt": [300 + i] * (1 + i * 7 % 60), "max_tokens": 12 + i % 9, "seed": i,
+               "temperature": 0.7, "return_token_ids": True} for i in range(n)]
+    alone = [kedge.whole(server.ok(COMPLETIONS, b)) for b in bodies]
+    streams = [server.stream(COMPLETIONS, b) for b in bodies]
+    for i, s in enumerate(streams):
+        if i % 2 == 1:  # some before their first token, some in the middle
+            if i % 4 == 1:
+                next(iter(s))
+            s.kill()
+    for i, s in enumerate(streams):
+        if i % 2 == 0:
+            assert kedge.gather(list(s)) == alone[i]
+    server.wait_for(server.is_idle)
+
+
 def test_curl_gets_an_answer_and_a_stream():
     for body, end in (({"prompt": "Once", "max_tokens": 4}, b"}\n"),
                       ({"prompt": "Once", "max_tokens": 4, "stream": True}, b"data: [DONE]\n\n")):
