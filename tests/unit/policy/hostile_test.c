@@ -206,6 +206,15 @@ static void open_attack(struct rig *r, const struct attack *a)
         fail_msg("%s: %s", a->name, r->err.text);
 }
 
+/* Time of this thread alone: others may keep the machine busy. */
+static uint64_t cpu_ns(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * KG_NS_PER_S + (uint64_t)t.tv_nsec;
+}
+
 static void one_attack(const struct attack *a)
 {
     struct rig r;
@@ -216,9 +225,9 @@ static void one_attack(const struct attack *a)
     open_attack(&r, a);
     attack.user = "attack";
     for (int i = 0; i < 3; i++) {
-        uint64_t t = kg_now_ns();
+        uint64_t t = cpu_ns();
         kg_policy_arrive(r.policy, &attack, &load, &out);
-        uint64_t took_ms = (kg_now_ns() - t) / KG_NS_PER_MS;
+        uint64_t took_ms = (cpu_ns() - t) / KG_NS_PER_MS;
         if (took_ms > 2000) /* the issue asks for 10 ms; see policy_bench for that figure */
             fail_msg("%s: took %llu ms", a->name, (unsigned long long)took_ms);
         if (a->want == WANT_FINE) {
