@@ -142,6 +142,7 @@ void kg_model_forward(struct kg_model *m, const struct kg_forward *f)
     struct residual r = {0};
     uint32_t hidden = m->c->hidden;
 
+    kg_model_deal_records(m, f);
     m->k->embed(m->team, m->s.streams[0], hidden, m->embed.data, m->embed.dtype, hidden, f->tokens,
                 f->n_rows);
     kg_tap_f32(m, KG_NONE, "embed", m->s.streams[0], hidden, f->n_rows, hidden);

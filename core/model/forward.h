@@ -65,6 +65,7 @@ struct kg_scratch {
         float *f;          /* P: gate input, then alpha */
         float *z, *o;      /* P */
         float *beta;       /* H */
+        float *u;          /* P: corrections, to be recorded; NULL without verification */
     } kda;
     struct {
         float *q_a;    /* q_lora */
@@ -86,6 +87,15 @@ struct kg_scratch {
     struct kg_kda_seq *kda_seqs;   /* [max_seqs] */
     struct kg_mla_seq *mla_seqs;   /* [max_seqs] */
     struct kg_product *products;   /* [max(8, mla heads)] */
+    uint32_t *records;             /* [max_seqs] first record row of a verified sequence */
+    struct kg_forward_seq *commit; /* [max_seqs] */
+};
+
+/* What replay needs of the verified rows in one KDA layer: (max_verify, width) each. */
+struct kg_records {
+    float *raw;       /* 3P: inputs of the convolution, q | k | v */
+    float *k;         /* P, normalised */
+    float *alpha, *u; /* P */
 };
 
 struct kg_model {
@@ -96,7 +106,8 @@ struct kg_model {
     struct kg_tensor embed;
     struct kg_model_sizes sizes;
     struct kg_tap tap;
-    uint32_t max_rows, max_seqs, max_orders;
+    uint32_t max_rows, max_seqs, max_orders, max_verify;
+    uint32_t rewind; /* enum kg_rewind */
     uint32_t n_streams;
     struct kg_w_layer *layers; /* [n_layers] */
     struct kg_weight lm_head;
@@ -104,6 +115,8 @@ struct kg_model {
     float *out_mix; /* [hidden]; block residuals only */
     struct kg_scratch s;
     uint8_t *weight_mem, *scratch_mem;
+    uint64_t scratch_bytes; /* of scratch_mem */
+    uint8_t *rewind_mem;    /* [KDA layers][max_verify]: records, or whole state parts */
 };
 
 /* Memory through the host, or libc without one. 64-byte aligned at least. */
@@ -120,6 +133,14 @@ void kg_forward_kda(struct kg_model *m, uint32_t layer, const struct kg_forward 
 void kg_forward_mla(struct kg_model *m, uint32_t layer, const struct kg_forward *f, float *out);
 void kg_forward_mlp(struct kg_model *m, uint32_t layer, uint32_t rows, float *out);
 void kg_forward_moe(struct kg_model *m, uint32_t layer, uint32_t rows, float *out);
+
+/* Applies recorded rows of one KDA layer: f has the rows to commit, row0 in records. */
+void kg_replay_kda(struct kg_model *m, uint32_t layer, const struct kg_forward *f);
+/* Memory of verified rows; `part` is the number of the KDA layer. */
+struct kg_records kg_model_records(const struct kg_model *m, uint32_t part);
+uint8_t *kg_model_snapshot(const struct kg_model *m, uint32_t part, uint32_t record);
+/* Deals record rows to the verified sequences of a pass. */
+void kg_model_deal_records(struct kg_model *m, const struct kg_forward *f);
 
 /* Calls the tap if there is one. */
 static inline void kg_tap_f32(const struct kg_model *m, uint32_t layer, const char *name,

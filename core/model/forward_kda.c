@@ -7,109 +7,170 @@
  * A checkpoint order cuts a sequence's rows into segments. Segment j begins where segment j - 1
  * ended, in the unit that one wrote: the state passes through the ordered units on its way and
  * ends in the working state, so no state is copied but when an order falls on the last row.
+ * A verified sequence writes no unit: it is one segment without an end, or, with snapshots, one
+ * segment per row.
  */
 struct segment {
     uint32_t row0, n; /* n 0: the sequence has no such segment */
-    uint32_t in, out; /* units; in may be KG_STATE_ZERO */
+    uint8_t *in;      /* state part; NULL: zero */
+    uint8_t *out;     /* NULL: not kept */
 };
 
-static struct segment segment_of(const struct kg_forward_seq *seq, uint32_t j)
+/* Part of the state a sequence starts from. */
+static uint8_t *source_of(const struct kg_model *m, const struct kg_forward *f,
+                          const struct kg_forward_seq *seq, uint32_t part)
 {
-    struct segment g = {0};
-    uint32_t begin, end;
+    if (seq->state_src == KG_STATE_ZERO)
+        return NULL;
+    return kg_model_state_part(m, f->units,
+                               seq->state_src == KG_STATE_KEEP ? seq->state : seq->state_src, part);
+}
 
+static struct segment verify_segment(const struct kg_model *m, const struct kg_forward *f,
+                                     uint32_t i, uint32_t part, uint32_t j)
+{
+    const struct kg_forward_seq *seq = &f->seqs[i];
+    int snapshot = m->rewind == KG_REWIND_SNAPSHOT;
+    uint32_t n = snapshot ? 1 : seq->n_rows;
+    struct segment g = {.row0 = seq->row0 + j, .n = n};
+
+    if (j >= seq->n_rows || (j > 0 && !snapshot))
+        return (struct segment){0};
+    if (snapshot)
+        g.out = kg_model_snapshot(m, part, m->s.records[i] + j);
+    if (j == 0)
+        g.in = source_of(m, f, seq, part);
+    else
+        g.in = kg_model_snapshot(m, part, m->s.records[i] + j - 1);
+    return g;
+}
+
+static struct segment segment_of(const struct kg_model *m, const struct kg_forward *f, uint32_t i,
+                                 uint32_t part, uint32_t j)
+{
+    const struct kg_forward_seq *seq = &f->seqs[i];
+    struct segment g = {0};
+    uint32_t begin, end, out;
+
+    if (seq->verify)
+        return verify_segment(m, f, i, part, j);
     if (j > seq->n_orders)
         return g;
     begin = j == 0 ? seq->past : seq->orders[j - 1].position;
     end = j == seq->n_orders ? seq->past + seq->n_rows : seq->orders[j].position;
+    out = j == seq->n_orders ? seq->state : seq->orders[j].unit;
     g.row0 = seq->row0 + (begin - seq->past);
     g.n = end - begin;
-    g.out = j == seq->n_orders ? seq->state : seq->orders[j].unit;
-    if (j > 0)
-        g.in = seq->orders[j - 1].unit;
-    else
-        g.in = seq->state_src == KG_STATE_KEEP ? seq->state : seq->state_src;
+    g.out = kg_model_state_part(m, f->units, out, part);
+    g.in = j > 0 ? kg_model_state_part(m, f->units, seq->orders[j - 1].unit, part)
+                 : source_of(m, f, seq, part);
     return g;
 }
 
-static uint32_t count_waves(const struct kg_forward *f)
+static uint32_t count_waves(const struct kg_model *m, const struct kg_forward *f)
 {
     uint32_t n = 1;
 
     for (uint32_t i = 0; i < f->n_seqs; i++) {
-        if (f->seqs[i].n_orders + 1 > n)
-            n = f->seqs[i].n_orders + 1;
+        const struct kg_forward_seq *seq = &f->seqs[i];
+        uint32_t waves = seq->n_orders + 1;
+        if (seq->verify)
+            waves = m->rewind == KG_REWIND_SNAPSHOT ? seq->n_rows : 1;
+        n = waves > n ? waves : n;
     }
     return n;
 }
 
-static uint8_t *part_of(const struct kg_model *m, const struct kg_forward *f, uint32_t state,
-                        uint32_t part)
-{
-    return state == KG_STATE_ZERO ? NULL : kg_model_state_part(m, f->units, state, part);
-}
-
-static void convolve(struct kg_model *m, const struct kg_w_layer *w, const struct kg_forward *f)
+static void convolve(struct kg_model *m, const struct kg_w_layer *w, const struct kg_forward *f,
+                     const float *raw)
 {
     size_t width = (size_t)3 * kg_kda_width(m->c);
-    uint32_t waves = count_waves(f);
+    uint32_t waves = count_waves(m, f);
 
     for (uint32_t j = 0; j < waves; j++) {
         uint32_t n = 0;
         for (uint32_t i = 0; i < f->n_seqs; i++) {
-            struct segment g = segment_of(&f->seqs[i], j);
-            uint8_t *in, *out;
+            struct segment g = segment_of(m, f, i, w->index, j);
             if (g.n == 0)
                 continue;
-            in = part_of(m, f, g.in, w->index);
-            out = part_of(m, f, g.out, w->index);
-            m->s.conv_seqs[n++] =
-                (struct kg_conv_seq){.window_in = in == NULL ? NULL : in + m->sizes.conv_offset,
-                                     .window_out = out + m->sizes.conv_offset,
-                                     .row0 = g.row0,
-                                     .n = g.n};
+            m->s.conv_seqs[n++] = (struct kg_conv_seq){
+                .window_in = g.in == NULL ? NULL : g.in + m->sizes.conv_offset,
+                .window_out = g.out == NULL ? NULL : g.out + m->sizes.conv_offset,
+                .row0 = g.row0,
+                .n = g.n};
         }
         if (n > 0)
-            m->k->conv(m->team, m->s.kda.conv, width, m->s.kda.raw, width, w->kda.conv,
-                       (uint32_t)width, m->s.conv_seqs, n);
+            m->k->conv(m->team, m->s.kda.conv, width, raw, width, w->kda.conv, (uint32_t)width,
+                       m->s.conv_seqs, n);
     }
 }
 
-static void recur(struct kg_model *m, const struct kg_w_layer *w, const struct kg_forward *f)
+/* Runs `kernel` (kda or kda_replay) over the segments; *args has all but the sequences. */
+static void recur(struct kg_model *m, const struct kg_w_layer *w, const struct kg_forward *f,
+                  void (*kernel)(struct kg_team *team, const struct kg_kda *args),
+                  struct kg_kda *args)
+{
+    uint32_t waves = count_waves(m, f);
+
+    args->heads = m->c->kda_heads;
+    args->k_dim = m->c->kda_dim;
+    args->v_dim = m->c->kda_dim;
+    args->seqs = m->s.kda_seqs;
+    for (uint32_t j = 0; j < waves; j++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < f->n_seqs; i++) {
+            struct segment g = segment_of(m, f, i, w->index, j);
+            if (g.n == 0)
+                continue;
+            m->s.kda_seqs[n++] = (struct kg_kda_seq){.state_in = (const void *)g.in,
+                                                     .state_out = (void *)g.out,
+                                                     .row0 = g.row0,
+                                                     .n = g.n};
+        }
+        args->n_seqs = n;
+        if (n > 0)
+            kernel(m->team, args);
+    }
+}
+
+static void compute(struct kg_model *m, const struct kg_w_layer *w, const struct kg_forward *f)
 {
     size_t width = kg_kda_width(m->c);
-    uint32_t waves = count_waves(f);
     struct kg_kda args = {.q = m->s.kda.conv,
                           .k = m->s.kda.conv + width,
                           .v = m->s.kda.conv + (size_t)2 * width,
                           .alpha = m->s.kda.f,
                           .beta = m->s.kda.beta,
                           .o = m->s.kda.o,
+                          .u = m->s.kda.u,
                           .qk_stride = 3 * width,
                           .alpha_stride = width,
                           .v_stride = 3 * width,
                           .o_stride = width,
-                          .beta_stride = m->c->kda_heads,
-                          .heads = m->c->kda_heads,
-                          .k_dim = m->c->kda_dim,
-                          .v_dim = m->c->kda_dim,
-                          .seqs = m->s.kda_seqs};
+                          .u_stride = width,
+                          .beta_stride = m->c->kda_heads};
 
-    for (uint32_t j = 0; j < waves; j++) {
-        uint32_t n = 0;
-        for (uint32_t i = 0; i < f->n_seqs; i++) {
-            struct segment g = segment_of(&f->seqs[i], j);
-            if (g.n == 0)
-                continue;
-            m->s.kda_seqs[n++] =
-                (struct kg_kda_seq){.state_in = (const void *)part_of(m, f, g.in, w->index),
-                                    .state_out = (void *)part_of(m, f, g.out, w->index),
-                                    .row0 = g.row0,
-                                    .n = g.n};
-        }
-        args.n_seqs = n;
-        if (n > 0)
-            m->k->kda(m->team, &args);
+    recur(m, w, f, m->k->kda, &args);
+}
+
+/* Keeps what replay needs of the verified rows: the values the update was made with, so that
+ * nothing is computed a second time in another way. */
+static void record(const struct kg_model *m, const struct kg_w_layer *w, const struct kg_forward *f)
+{
+    size_t width = kg_kda_width(m->c);
+    struct kg_records to = kg_model_records(m, w->index);
+
+    for (uint32_t i = 0; i < f->n_seqs; i++) {
+        const struct kg_forward_seq *seq = &f->seqs[i];
+        size_t row = seq->row0, at = m->s.records[i], n = seq->n_rows * width;
+        if (!seq->verify)
+            continue;
+        memcpy(to.raw + at * 3 * width, m->s.kda.raw + row * 3 * width, 3 * n * sizeof(float));
+        memcpy(to.alpha + at * width, m->s.kda.f + row * width, n * sizeof(float));
+        memcpy(to.u + at * width, m->s.kda.u + row * width, n * sizeof(float));
+        for (size_t j = 0; j < seq->n_rows; j++)
+            memcpy(to.k + (at + j) * width, m->s.kda.conv + (row + j) * 3 * width + width,
+                   width * sizeof(float));
     }
 }
 
@@ -120,7 +181,7 @@ static void finish_orders(struct kg_model *m, const struct kg_w_layer *w,
     for (uint32_t i = 0; i < f->n_seqs; i++) {
         const struct kg_forward_seq *seq = &f->seqs[i];
         const struct kg_order *last;
-        if (seq->n_orders == 0)
+        if (seq->n_orders == 0 || seq->verify)
             continue;
         last = &seq->orders[seq->n_orders - 1];
         if (last->position == seq->past + seq->n_rows)
@@ -128,6 +189,23 @@ static void finish_orders(struct kg_model *m, const struct kg_w_layer *w,
                    kg_model_state_part(m, f->units, last->unit, w->index),
                    m->sizes.state_part_bytes);
     }
+}
+
+void kg_replay_kda(struct kg_model *m, uint32_t l, const struct kg_forward *f)
+{
+    const struct kg_w_layer *w = &m->layers[l];
+    size_t width = kg_kda_width(m->c);
+    struct kg_records from = kg_model_records(m, w->index);
+    struct kg_kda args = {.k = from.k,
+                          .alpha = from.alpha,
+                          .u = from.u,
+                          .qk_stride = width,
+                          .alpha_stride = width,
+                          .u_stride = width};
+
+    convolve(m, w, f, from.raw); /* for its windows; what it computes beside them is scratch */
+    recur(m, w, f, m->k->kda_replay, &args);
+    finish_orders(m, w, f);
 }
 
 /* All products that read the layer's input in one go, then those that read their results. */
@@ -194,9 +272,11 @@ void kg_forward_kda(struct kg_model *m, uint32_t l, const struct kg_forward *f, 
     struct kg_product last = {&w->kda.o, o, out, width, c->hidden, rows};
 
     project(m, l, rows);
-    convolve(m, w, f);
+    convolve(m, w, f, m->s.kda.raw);
     gates(m, l, rows);
-    recur(m, w, f);
+    compute(m, w, f);
+    if (m->s.kda.u != NULL)
+        record(m, w, f);
     finish_orders(m, w, f);
     kg_tap_f32(m, l, "kda.o", o, width, rows, width);
     m->k->rmsnorm_gated(m->team, o, width, o, width, m->s.kda.z, width, w->kda.o_norm, rows,

@@ -84,6 +84,8 @@ int kg_model_open(const struct kg_model_args *args, struct kg_model **model, str
     m->max_rows = args->max_rows;
     m->max_seqs = args->max_seqs;
     m->max_orders = args->max_orders;
+    m->max_verify = args->max_verify;
+    m->rewind = args->rewind;
     m->n_streams = c->block_layers == 0 ? 1 : (c->n_layers - 1) / c->block_layers + 2;
     set_sizes(m);
     m->layers = kg_model_alloc(m->host, c->n_layers * sizeof(*m->layers));
@@ -109,7 +111,8 @@ void kg_model_close(struct kg_model *m)
 {
     if (m == NULL)
         return;
-    kg_model_free(m->host, m->scratch_mem, m->sizes.scratch_bytes);
+    kg_model_free(m->host, m->rewind_mem, m->sizes.rewind_bytes);
+    kg_model_free(m->host, m->scratch_mem, m->scratch_bytes);
     kg_model_free(m->host, m->weight_mem, m->sizes.weight_bytes);
     kg_model_free(m->host, m->layers, m->c->n_layers * sizeof(*m->layers));
     kg_model_free(m->host, m, sizeof(*m));

@@ -24,6 +24,12 @@
 #define KG_MODEL_ALIGN 64       /* bytes; every unit and every state part begins on it */
 #define KG_MODEL_MAX_ROWS 65536 /* of one pass: keeps every byte count far inside 64 bits */
 
+/* How rows that were verified and not accepted are undone. */
+enum kg_rewind {
+    KG_REWIND_REPLAY = 0,   /* rows are recorded, accepted ones applied to the state afterwards */
+    KG_REWIND_SNAPSHOT = 1, /* the whole state is kept after each row: the reference, and large */
+};
+
 struct kg_model; /* packed weights and the working memory of one forward pass */
 
 struct kg_model_args {
@@ -34,6 +40,8 @@ struct kg_model_args {
     uint32_t max_rows;                /* most rows of a pass, >= 1 */
     uint32_t max_seqs;                /* most sequences of a pass, >= 1 */
     uint32_t max_orders;              /* most checkpoint orders per sequence */
+    uint32_t max_verify;              /* most verified rows of a pass, all sequences; 0: none */
+    uint32_t rewind;                  /* enum kg_rewind */
 };
 
 struct kg_model_sizes {
@@ -43,7 +51,9 @@ struct kg_model_sizes {
     uint64_t recurrent_bytes;  /* of a whole state: the recurrent share */
     uint64_t conv_offset;      /* bytes of the window inside a part */
     uint64_t weight_bytes;     /* packed weights and vectors */
-    uint64_t scratch_bytes;    /* working memory */
+    uint64_t scratch_bytes;    /* working memory, rewind_bytes included */
+    uint64_t verify_row_bytes; /* of one verified row: what its commit needs */
+    uint64_t rewind_bytes;     /* of max_verify rows; untouched memory costs nothing */
 };
 
 /*
@@ -78,6 +88,7 @@ struct kg_forward_seq {
     uint32_t state_src;            /* read: KG_STATE_KEEP, KG_STATE_ZERO or a unit */
     const struct kg_order *orders; /* past < position <= past + n_rows, ascending */
     uint32_t n_orders;
+    uint32_t verify; /* 1: neither state nor orders are written before kg_model_commit */
 };
 
 /*
@@ -95,6 +106,13 @@ struct kg_forward {
 
 /* Computes. Writes pages, states and orders; allocates nothing and cannot fail. */
 void kg_model_forward(struct kg_model *model, const struct kg_forward *pass);
+/*
+ * Commits the verified sequences of the last pass: state and orders become what a pass over the
+ * first n_rows[i] rows of sequence i alone would have left, bit for bit; 0 leaves them as they
+ * are. Entries of sequences that were not verified are ignored. Once per pass at most; hidden and
+ * logits stay valid. n_rows: [pass->n_seqs].
+ */
+void kg_model_commit(struct kg_model *model, const struct kg_forward *pass, const uint32_t *n_rows);
 /* Results of the last pass, in the order of out_rows: after the final norm (n_out, hidden); and
  * (n_logits, vocab). Valid until the next pass. */
 const float *kg_model_hidden(const struct kg_model *model);

@@ -27,7 +27,8 @@ static uint32_t larger(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-static void carve_kda(struct carver *v, const struct kg_model_config *c, struct kg_scratch *s)
+static void carve_kda(struct carver *v, const struct kg_model_config *c, int with_u,
+                      struct kg_scratch *s)
 {
     uint64_t width = kg_kda_width(c);
 
@@ -39,6 +40,7 @@ static void carve_kda(struct carver *v, const struct kg_model_config *c, struct 
     s->kda.z = rows_of(v, width);
     s->kda.o = rows_of(v, width);
     s->kda.beta = rows_of(v, c->kda_heads);
+    s->kda.u = with_u ? rows_of(v, width) : NULL;
 }
 
 static void carve_mla(struct carver *v, const struct kg_model_config *c, struct kg_scratch *s)
@@ -93,14 +95,38 @@ static void carve(struct carver *v, struct kg_model *m)
     s->kda_seqs = bytes(v, m->max_seqs * sizeof(*s->kda_seqs));
     s->mla_seqs = bytes(v, m->max_seqs * sizeof(*s->mla_seqs));
     s->products = bytes(v, larger(8, c->mla_heads) * sizeof(*s->products));
+    s->records = bytes(v, m->max_seqs * sizeof(*s->records));
+    s->commit = bytes(v, m->max_seqs * sizeof(*s->commit));
     shared = v->at;
-    carve_kda(v, c, s);
+    carve_kda(v, c, m->max_verify > 0 && m->rewind == KG_REWIND_REPLAY, s);
     v->at = shared;
     carve_mla(v, c, s);
     v->at = shared;
     carve_ffn(v, c, s);
     v->at = v->most;
     s->logits = rows_of(v, c->vocab);
+}
+
+/* Bytes of the verified rows, all KDA layers. */
+static int take_rewind(struct kg_model *m, struct kg_error *err)
+{
+    uint64_t row = (uint64_t)6 * kg_kda_width(m->c) * sizeof(float);
+
+    if (m->max_verify > m->max_rows)
+        return kg_fail(err, KG_EINVAL, "max_verify %u is over max_rows %u", m->max_verify,
+                       m->max_rows);
+    if (m->rewind == KG_REWIND_SNAPSHOT)
+        row = m->sizes.state_part_bytes;
+    m->sizes.verify_row_bytes = row * m->c->n_kda_layers;
+    m->sizes.rewind_bytes = m->sizes.verify_row_bytes * m->max_verify;
+    if (m->max_verify == 0)
+        return KG_OK;
+    m->rewind_mem = kg_model_alloc(m->host, m->sizes.rewind_bytes);
+    if (m->rewind_mem == NULL)
+        return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes to verify %u rows",
+                       (unsigned long long)m->sizes.rewind_bytes, m->max_verify);
+    m->sizes.scratch_bytes += m->sizes.rewind_bytes;
+    return KG_OK;
 }
 
 int kg_model_scratch(struct kg_model *m, struct kg_error *err)
@@ -111,12 +137,12 @@ int kg_model_scratch(struct kg_model *m, struct kg_error *err)
         return kg_fail(err, KG_EINVAL, "max_rows %u, most is %u ([engine] step_tokens)",
                        m->max_rows, KG_MODEL_MAX_ROWS);
     carve(&v, m);
-    m->sizes.scratch_bytes = v.most;
+    m->sizes.scratch_bytes = m->scratch_bytes = v.most;
     m->scratch_mem = kg_model_alloc(m->host, v.most);
     if (m->scratch_mem == NULL)
         return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes to compute %u rows",
                        (unsigned long long)v.most, m->max_rows);
     v = (struct carver){.mem = m->scratch_mem, .rows = m->max_rows};
     carve(&v, m);
-    return KG_OK;
+    return take_rewind(m, err);
 }

@@ -82,9 +82,11 @@ static int check_identity(struct cpu_slots *s, uint32_t i, const struct kg_seq *
     slot = &s->slots[seq->slot];
     if (seq->n_rows == 0 || seq->tokens == NULL)
         return REFUSE(err, i, seq, "%s", "n_rows is 0 or tokens is NULL");
-    if (seq->n_draft > 0)
-        return REFUSE(err, i, seq, "n_draft %u: this backend verifies no drafts (max_draft is 0)",
-                      seq->n_draft);
+    if (seq->n_draft > l->max_draft)
+        return REFUSE(err, i, seq, "n_draft %u, most is %u", seq->n_draft, l->max_draft);
+    if (seq->n_draft > 0 && (seq->n_rows != 1 + seq->n_draft || !(seq->flags & KG_SEQ_SAMPLE)))
+        return REFUSE(err, i, seq, "%u drafts need SAMPLE and one row before them, n_rows is %u",
+                      seq->n_draft, seq->n_rows);
     if (seq->n_rows > l->max_context || seq->past > l->max_context - seq->n_rows)
         return REFUSE(err, i, seq, "past %u and %u rows are over the context of %u tokens",
                       seq->past, seq->n_rows, l->max_context);
@@ -111,16 +113,16 @@ static int check_tokens(const struct cpu_slots *s, uint32_t i, const struct kg_s
     const uint32_t *history = reset ? seq->history : slot->history;
     uint32_t n = reset ? seq->n_history : slot->n_history;
 
-    for (uint32_t j = 0; j < seq->n_rows && seq->past + j < n; j++) {
+    for (uint32_t j = 0; j < seq->n_rows - seq->n_draft && seq->past + j < n; j++) {
         if (seq->tokens[j] != history[seq->past + j])
             return REFUSE(err, i, seq, "tokens[%u] is %u, position %u of its history is %u", j,
                           seq->tokens[j], seq->past + j, history[seq->past + j]);
     }
     if ((seq->flags & KG_SEQ_SAMPLE) && seq->left == 0)
         return REFUSE(err, i, seq, "%s", "SAMPLE with no tokens left");
-    if ((seq->flags & KG_SEQ_SAMPLE) && n > seq->past + seq->n_rows)
+    if ((seq->flags & KG_SEQ_SAMPLE) && n > seq->past + seq->n_rows - seq->n_draft)
         return REFUSE(err, i, seq, "SAMPLE at position %u, but %u tokens are known",
-                      seq->past + seq->n_rows, n);
+                      seq->past + seq->n_rows - seq->n_draft, n);
     return KG_OK;
 }
 

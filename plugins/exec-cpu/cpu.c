@@ -16,6 +16,10 @@ static const struct kg_opt options[] = {
     {"isa", KG_OPT_ENUM, 0, offsetof(struct cpu_conf, isa), "auto", 0, 0, "auto|ref|avx2|avx512",
      "Most instructions to use; auto takes the best this CPU has, ref is plain C. In exact math "
      "the results are the same bits."},
+    {"rewind", KG_OPT_ENUM, 0, offsetof(struct cpu_conf, rewind), "replay", 0, 0, "replay|snapshot",
+     "How rejected drafts are undone. replay: each verified row leaves a small record, accepted "
+     "ones are applied to the state. snapshot: a whole state is kept after each verified row, the "
+     "reference. The results are the same bits; kedge check prints the bytes of both."},
     {NULL, 0, 0, 0, NULL, 0, 0, NULL, NULL},
 };
 
@@ -89,15 +93,27 @@ static int check_args(const struct kg_exec_open *args, struct kg_error *err)
     return KG_OK;
 }
 
+/* Rows of all windows of a step at their longest. */
+static uint32_t most_verified(const struct kg_exec_open *args)
+{
+    uint64_t n = (uint64_t)args->max_seqs * (1 + (uint64_t)args->max_draft);
+
+    if (args->max_draft == 0)
+        return 0;
+    return n < args->max_rows ? (uint32_t)n : args->max_rows;
+}
+
 static int load(struct kg_exec *e, const struct cpu_conf *conf, const struct kg_exec_open *args,
                 struct kg_error *err)
 {
     struct kg_model_args model = {.host = e->host,
                                   .max_rows = args->max_rows,
                                   .max_seqs = args->max_seqs,
-                                  .max_orders = CPU_MAX_ORDERS};
+                                  .max_orders = CPU_MAX_ORDERS,
+                                  .rewind = conf->rewind};
     int rc;
 
+    model.max_verify = most_verified(args);
     e->threads = conf->threads == 0 ? count_cpus() : conf->threads;
     e->kernels = kg_kernels_cpu(conf->math, isa_limit(conf->isa));
     (void)snprintf(e->kernels_text, sizeof(e->kernels_text), "%s, %u thread%s", e->kernels->name,
@@ -117,6 +133,8 @@ static int load(struct kg_exec *e, const struct cpu_conf *conf, const struct kg_
     e->limits.max_seqs = args->max_seqs;
     e->limits.max_rows = args->max_rows;
     e->limits.max_orders = CPU_MAX_ORDERS;
+    e->limits.max_draft = args->max_draft;
+    e->rewind = conf->rewind;
     e->limits.vocab = e->ckpt->config.vocab;
     e->limits.max_context = e->ckpt->config.max_context;
     if (args->max_context != 0 && args->max_context < e->limits.max_context)
@@ -172,7 +190,8 @@ static void cpu_describe(const struct kg_exec *e, struct kg_exec_desc *d)
     *d = (struct kg_exec_desc){
         .size = sizeof(*d),
         .caps = KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK |
-                KG_EXEC_CAP_INVARIANT_PATH | KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS,
+                KG_EXEC_CAP_INVARIANT_PATH | KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS |
+                KG_EXEC_CAP_VIEWS,
         .token_bytes = e->sizes.token_bytes,
         .state_part_bytes = e->sizes.state_part_bytes,
         .recurrent_bytes = e->sizes.recurrent_bytes,
@@ -187,9 +206,13 @@ static void cpu_describe(const struct kg_exec *e, struct kg_exec_desc *d)
         .vocab = c->vocab,
         .max_context = e->limits.max_context,
         .max_orders = e->limits.max_orders,
+        .max_draft = e->limits.max_draft,
         .family = c->family == KG_KIMI_K3 ? "kimi_k3" : "kimi_linear",
         .kernels = e->kernels_text,
         .math = e->kernels->math == KG_MATH_FAST ? "fast" : "exact",
+        .record_bytes = e->sizes.verify_row_bytes,
+        .rewind_bytes = e->sizes.rewind_bytes,
+        .rewind = e->rewind == KG_REWIND_SNAPSHOT ? "snapshot" : "replay",
     };
 }
 
@@ -310,7 +333,7 @@ static const struct kg_plugin plugin = {
     .version = KG_VERSION,
     .summary = "Kimi K3 and Kimi-Linear on the CPU, reproducible to the bit",
     .caps = KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK | KG_EXEC_CAP_INVARIANT_PATH |
-            KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS,
+            KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS,
     .opts = options,
     .conf_size = sizeof(struct cpu_conf),
     .ops = &ops,

@@ -6,8 +6,8 @@
 #define KEDGE_EXEC_CPU_CPU_H
 
 #include "arena.h"
+#include "model/accept.h"
 #include "model/model.h"
-#include "model/sample.h"
 #include "slots.h"
 
 #include <kedge/exec.h>
@@ -19,6 +19,7 @@ struct cpu_conf {
     uint32_t math;    /* enum kg_math */
     uint32_t threads; /* 0: as many as the process may use */
     uint32_t isa;     /* enum cpu_isa */
+    uint32_t rewind;  /* enum kg_rewind */
 };
 
 enum cpu_isa {
@@ -28,14 +29,13 @@ enum cpu_isa {
     CPU_ISA_AVX512 = 3,
 };
 
-/* One row of logits that wants an answer. */
+/* What is read off the logits of a sequence: the tokens of a window, or one row of an echo. */
 struct cpu_draw {
-    struct kg_sample_row row;
-    uint32_t seq;                /* index in the batch */
-    uint32_t is_pick;            /* 1: sample, 0: log probability of `token` only */
-    uint32_t token;              /* echo: the known next token; KG_NONE when there is none */
-    struct kg_logprob *logprobs; /* [1 + n_logprobs] or NULL */
-    struct kg_sample_pick pick;  /* out; of an echo only the NaN flag */
+    uint32_t seq;           /* index in the batch */
+    uint32_t is_pick;       /* 1: tokens, 0: log probability of `token` in the first row */
+    uint32_t token;         /* echo: the known next token; KG_NONE when there is none */
+    struct kg_accept run;   /* of an echo: logits, vocab, sampling, logprobs */
+    struct kg_accepted got; /* out; of an echo only the NaN flag */
 };
 
 /* Memory of a step, taken at bind; [n] as named. */
@@ -46,15 +46,15 @@ struct cpu_step {
     uint32_t *first_logits;         /* [max_seqs] first row of logits of a sequence */
     uint32_t *last_hidden;          /* [max_seqs] row of kg_model_hidden of its last row */
     struct cpu_draw *draws;         /* [max_rows] */
-    uint32_t *emitted;              /* [max_seqs] token */
-    struct kg_logprob *logprobs;    /* [max_seqs][1 + KG_MAX_LOGPROBS] */
-    struct kg_logprob *echo;        /* [max_rows][1 + KG_MAX_LOGPROBS] */
+    uint32_t *emitted;              /* [max_rows] token picked at each row */
+    struct kg_logprob *logprobs;    /* [max_rows][1 + KG_MAX_LOGPROBS], a sequence's lie close */
+    uint32_t *n_commit;             /* [max_seqs] verified rows that stay */
     struct kg_seq_result *results;  /* [max_seqs] */
     struct kg_token_counts *counts; /* [max_seqs] for penalties */
     uint32_t *n_counted;            /* [max_seqs] tokens of the history counted so far */
     uint8_t *sample_scratch;        /* [threads] areas of sample_bytes */
     uint64_t sample_bytes;
-    uint32_t n_draws;
+    uint32_t n_draws, n_verify;
     uint32_t n_results;
     uint64_t number;  /* of the step that was submitted last */
     uint64_t took_ns; /* its time */
@@ -72,6 +72,7 @@ struct kg_exec {
     struct kg_model_sizes sizes;
     struct cpu_limits limits;
     uint32_t threads;
+    uint32_t rewind;       /* enum kg_rewind */
     char kernels_text[64]; /* describe.kernels */
     uint32_t bound;
     struct cpu_arena arena;

@@ -15,7 +15,7 @@ struct bench {
     uint32_t n_prefix, n_tail, n_stock; /* pages: per sequence twice, in all */
     uint64_t arena_bytes, list_bytes;
     uint8_t *lists;
-    uint32_t *page_table, *state_table, *pages, *tokens, *out_rows;
+    uint32_t *page_table, *state_table, *pages, *tokens, *out_rows, *commit;
     struct kg_forward_seq *seqs;
 };
 
@@ -45,7 +45,7 @@ static int take_lists(struct bench *b, const struct kg_exec *e, uint32_t n_seqs,
 {
     uint64_t n_pages = b->n_stock + (uint64_t)n_seqs * b->n_tail;
     uint64_t listed = (uint64_t)n_seqs * (b->n_prefix + b->n_tail);
-    uint64_t words = n_pages + n_seqs + listed + 2ull * rows;
+    uint64_t words = n_pages + 2ull * n_seqs + listed + 2ull * rows;
 
     b->list_bytes = n_seqs * sizeof(*b->seqs) + words * sizeof(uint32_t);
     b->lists = e->host->alloc(e->host->ctx, b->list_bytes, 64);
@@ -59,6 +59,7 @@ static int take_lists(struct bench *b, const struct kg_exec *e, uint32_t n_seqs,
     b->pages = b->state_table + n_seqs;
     b->tokens = b->pages + listed;
     b->out_rows = b->tokens + rows;
+    b->commit = b->out_rows + rows;
     for (uint32_t i = 0; i < n_pages; i++)
         b->page_table[i] = i;
     for (uint32_t i = 0; i < n_seqs; i++)
@@ -72,6 +73,9 @@ static void fill(struct bench *b, const struct kg_exec *e, uint32_t n_seqs, uint
                  uint32_t context)
 {
     uint32_t row0 = 0, per_seq = b->n_prefix + b->n_tail;
+    uint32_t window =
+        (rows + n_seqs - 1) / n_seqs; /* a prefill when it is longer than one can be */
+    int verify = window > 1 && window - 1 <= e->limits.max_draft;
 
     for (uint32_t i = 0; i < n_seqs; i++) {
         uint32_t *pages = b->pages + (size_t)i * per_seq;
@@ -85,7 +89,9 @@ static void fill(struct bench *b, const struct kg_exec *e, uint32_t n_seqs, uint
                                              .past = context,
                                              .pages = pages,
                                              .state = i,
-                                             .state_src = KG_STATE_KEEP};
+                                             .state_src = KG_STATE_KEEP,
+                                             .verify = verify};
+        b->commit[i] = n;
         row0 += n;
     }
     for (uint32_t r = 0; r < rows; r++) {
@@ -102,7 +108,7 @@ static void fill(struct bench *b, const struct kg_exec *e, uint32_t n_seqs, uint
                                   .n_logits = rows};
 }
 
-/* One step: the pass and a greedy pick from every row. */
+/* One step: the pass, a greedy pick from every row, and the commit of windows. */
 static uint64_t run(struct kg_exec *e, const struct bench *b)
 {
     static const struct kg_sampling greedy = {.top_p = 1.0f};
@@ -112,12 +118,17 @@ static uint64_t run(struct kg_exec *e, const struct bench *b)
     for (uint32_t r = 0; r < b->pass.n_rows; r++) {
         struct cpu_draw *d = &e->step.draws[r];
         *d = (struct cpu_draw){.is_pick = 1};
-        d->row = (struct kg_sample_row){.logits =
-                                            kg_model_logits(e->model) + (size_t)r * e->limits.vocab,
-                                        .vocab = e->limits.vocab,
-                                        .sampling = &greedy};
+        d->run =
+            (struct kg_accept){.logits = kg_model_logits(e->model) + (size_t)r * e->limits.vocab,
+                               .vocab = e->limits.vocab,
+                               .left = 1,
+                               .force = KG_NONE,
+                               .sampling = &greedy,
+                               .tokens = &e->step.emitted[r]};
     }
     cpu_draw_all(e, b->pass.n_rows);
+    if (b->seqs[0].verify)
+        kg_model_commit(e->model, &b->pass, b->commit);
     return cpu_now_ns() - start;
 }
 

@@ -75,8 +75,9 @@ void cpu_slot_begin(struct cpu_slots *s, const struct kg_seq *seq)
     if (seq->n_pages > 0)
         memcpy(slot->pages + slot->n_pages, seq->pages, (size_t)seq->n_pages * sizeof(uint32_t));
     slot->n_pages += seq->n_pages;
-    /* Rows beyond what is known: the caller continues with tokens of its own choice. */
-    for (uint32_t j = 0; j < seq->n_rows; j++) {
+    /* Rows beyond what is known: the caller continues with tokens of its own choice. Drafts are
+     * not known before they are accepted. */
+    for (uint32_t j = 0; j < seq->n_rows - seq->n_draft; j++) {
         if (seq->past + j >= slot->n_history)
             slot->history[slot->n_history++] = seq->tokens[j];
     }

@@ -29,6 +29,7 @@ struct cpu_limits {
     uint32_t max_context; /* tokens */
     uint32_t max_orders;
     uint32_t vocab;
+    uint32_t max_draft; /* draft rows of a sequence */
 };
 
 struct cpu_slots {

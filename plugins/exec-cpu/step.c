@@ -31,9 +31,9 @@ static void carve_step(struct carver *c, const struct kg_exec *e, struct cpu_ste
     s->first_logits = carve(c, seqs, sizeof(*s->first_logits));
     s->last_hidden = carve(c, seqs, sizeof(*s->last_hidden));
     s->draws = carve(c, rows, sizeof(*s->draws));
-    s->emitted = carve(c, seqs, sizeof(*s->emitted));
-    s->logprobs = carve(c, seqs * LOGPROBS, sizeof(*s->logprobs));
-    s->echo = carve(c, rows * LOGPROBS, sizeof(*s->echo));
+    s->emitted = carve(c, rows, sizeof(*s->emitted));
+    s->logprobs = carve(c, rows * LOGPROBS, sizeof(*s->logprobs));
+    s->n_commit = carve(c, seqs, sizeof(*s->n_commit));
     s->results = carve(c, seqs, sizeof(*s->results));
     s->counts = carve(c, seqs, sizeof(*s->counts));
     s->n_counted = carve(c, seqs, sizeof(*s->n_counted));
@@ -85,7 +85,7 @@ static uint32_t wanted_logits(const struct kg_seq *seq)
 {
     if (seq->flags & (KG_SEQ_ECHO | KG_SEQ_LOGITS))
         return seq->n_rows;
-    return seq->flags & KG_SEQ_SAMPLE ? 1 : 0;
+    return seq->flags & KG_SEQ_SAMPLE ? 1 + seq->n_draft : 0;
 }
 
 /* Packs the rows and lists which of them need an output: rows with logits come first. */
@@ -94,6 +94,7 @@ static void pack(struct kg_exec *e, const struct kg_batch *batch, struct kg_forw
     struct cpu_step *s = &e->step;
     uint32_t row0 = 0, n_out = 0;
 
+    s->n_verify = 0;
     for (uint32_t i = 0; i < batch->n_seqs; i++) {
         const struct kg_seq *seq = &batch->seqs[i];
         uint32_t n = wanted_logits(seq);
@@ -106,7 +107,9 @@ static void pack(struct kg_exec *e, const struct kg_batch *batch, struct kg_forw
                                              .state = seq->state,
                                              .state_src = seq->state_src,
                                              .orders = seq->orders,
-                                             .n_orders = seq->n_orders};
+                                             .n_orders = seq->n_orders,
+                                             .verify = seq->n_draft > 0};
+        s->n_verify += seq->n_draft > 0;
         row0 += seq->n_rows;
         s->first_logits[i] = n_out;
         for (uint32_t j = n; j > 0; j--)
@@ -139,16 +142,12 @@ static int is_finite_row(const float *x, uint32_t n)
 }
 
 /* Token counts of a sequence up to date with its history; NULL when it has no penalties. */
-static const struct kg_token_counts *count_tokens(struct kg_exec *e, const struct kg_seq *seq)
+static struct kg_token_counts *count_tokens(struct kg_exec *e, const struct kg_seq *seq)
 {
     const struct cpu_slot *slot = &e->slots.slots[seq->slot];
     struct kg_token_counts *counts = &e->step.counts[seq->slot];
     uint32_t *done = &e->step.n_counted[seq->slot];
 
-    if (seq->flags & KG_SEQ_RESET) {
-        kg_token_counts_clear(counts);
-        *done = 0;
-    }
     if (!kg_sampling_has_penalty(&slot->sampling))
         return NULL;
     for (; *done < slot->n_history; (*done)++)
@@ -156,39 +155,63 @@ static const struct kg_token_counts *count_tokens(struct kg_exec *e, const struc
     return counts;
 }
 
-/* Lists what must be read off the logits of one sequence. */
-static void plan_draws(struct kg_exec *e, const struct kg_seq *seq, uint32_t i)
+static const float *logits_of(const struct kg_exec *e, uint32_t out)
+{
+    return kg_model_logits(e->model) + (size_t)out * e->limits.vocab;
+}
+
+static const float *hidden_of(const struct kg_exec *e, uint32_t out)
+{
+    return kg_model_hidden(e->model) + (size_t)out * e->ckpt->config.hidden;
+}
+
+/* Known next tokens of the rows before the first one that picks. */
+static void plan_echo(struct kg_exec *e, const struct kg_seq *seq, uint32_t i, uint32_t n)
 {
     struct cpu_step *s = &e->step;
     const struct cpu_slot *slot = &e->slots.slots[seq->slot];
-    const struct kg_token_counts *counts = count_tokens(e, seq);
-    uint32_t n = wanted_logits(seq), vocab = e->limits.vocab;
-    uint32_t width = 1 + slot->sampling.n_logprobs;
-    struct kg_logprob *echo = s->echo + (size_t)s->seqs[i].row0 * LOGPROBS;
+    struct kg_logprob *to = s->logprobs + (size_t)s->seqs[i].row0 * LOGPROBS;
 
     for (uint32_t j = 0; j < n; j++) {
-        uint32_t at = seq->past + seq->n_rows - n + j + 1; /* position of the next token */
-        int pick = j == n - 1 && (seq->flags & KG_SEQ_SAMPLE);
-        struct cpu_draw *d = &s->draws[s->n_draws];
-        if (!pick && !(seq->flags & KG_SEQ_ECHO))
-            continue;
+        uint32_t at = seq->past + j + 1; /* position of the next token */
+        struct cpu_draw *d = &s->draws[s->n_draws++];
         *d = (struct cpu_draw){.seq = i,
-                               .is_pick = pick,
-                               .token = at < slot->n_history ? slot->history[at] : KG_NONE,
-                               .logprobs = echo + (size_t)j * width};
-        d->row = (struct kg_sample_row){
-            .logits = kg_model_logits(e->model) + (size_t)(s->first_logits[i] + j) * vocab,
-            .vocab = vocab,
-            .position = at,
-            .n_output = at > slot->output_start ? at - slot->output_start : 0,
-            .sampling = &slot->sampling,
-            .counts = counts};
-        if (pick && !(seq->flags & KG_SEQ_ECHO))
-            d->logprobs = slot->sampling.want_logprob || slot->sampling.n_logprobs > 0
-                              ? s->logprobs + (size_t)i * LOGPROBS
-                              : NULL;
-        s->n_draws++;
+                               .token = at < slot->n_history ? slot->history[at] : KG_NONE};
+        d->run = (struct kg_accept){.logits = logits_of(e, s->first_logits[i] + j),
+                                    .vocab = e->limits.vocab,
+                                    .sampling = &slot->sampling,
+                                    .logprobs = to + (size_t)j * (1 + slot->sampling.n_logprobs)};
     }
+}
+
+/* The tokens of a sequence: of its last known row and the drafts behind it. */
+static void plan_pick(struct kg_exec *e, const struct kg_seq *seq, uint32_t i)
+{
+    struct cpu_step *s = &e->step;
+    const struct cpu_slot *slot = &e->slots.slots[seq->slot];
+    uint32_t n_fixed = seq->n_rows - seq->n_draft;
+    uint32_t row = s->seqs[i].row0 + n_fixed - 1;
+    uint32_t out = s->last_hidden[i] - seq->n_draft;
+    int want = slot->sampling.want_logprob || slot->sampling.n_logprobs > 0;
+    struct cpu_draw *d = &s->draws[s->n_draws++];
+
+    *d = (struct cpu_draw){.seq = i, .is_pick = 1};
+    d->run = (struct kg_accept){.logits = logits_of(e, out),
+                                .hidden = hidden_of(e, out),
+                                .vocab = e->limits.vocab,
+                                .width = e->ckpt->config.hidden,
+                                .position = seq->past + n_fixed,
+                                .output_start = slot->output_start,
+                                .n_draft = seq->n_draft,
+                                .left = seq->left,
+                                .force = seq->force_accept,
+                                .drafts = s->tokens + row + 1,
+                                .sampling = &slot->sampling,
+                                .counts = count_tokens(e, seq),
+                                .tokens = s->emitted + row};
+    if (want || (seq->flags & KG_SEQ_ECHO))
+        d->run.logprobs = s->logprobs + (size_t)s->seqs[i].row0 * LOGPROBS +
+                          (size_t)(n_fixed - 1) * (1 + slot->sampling.n_logprobs);
 }
 
 static void draw_task(void *arg, uint32_t task, uint32_t member)
@@ -197,11 +220,10 @@ static void draw_task(void *arg, uint32_t task, uint32_t member)
     struct cpu_draw *d = &e->step.draws[task];
 
     if (d->is_pick)
-        kg_sample(&d->row, e->step.sample_scratch + member * e->step.sample_bytes, &d->pick,
-                  d->logprobs);
+        kg_accept_run(&d->run, e->step.sample_scratch + member * e->step.sample_bytes, &d->got);
     else
-        d->pick.flags = kg_sample_logprobs(d->row.logits, d->row.vocab, d->token,
-                                           d->row.sampling->n_logprobs, d->logprobs);
+        d->got.flags = kg_sample_logprobs(d->run.logits, d->run.vocab, d->token,
+                                          d->run.sampling->n_logprobs, d->run.logprobs);
 }
 
 void cpu_draw_all(struct kg_exec *e, uint32_t n)
@@ -213,39 +235,64 @@ void cpu_draw_all(struct kg_exec *e, uint32_t n)
 static void begin_result(struct kg_exec *e, const struct kg_seq *seq, uint32_t i)
 {
     struct cpu_step *s = &e->step;
-    const float *hidden =
-        kg_model_hidden(e->model) + (size_t)s->last_hidden[i] * e->ckpt->config.hidden;
     struct kg_seq_result *r = &s->results[i];
+    uint32_t picks = (seq->flags & KG_SEQ_SAMPLE) != 0;
 
-    *r = (struct kg_seq_result){
-        .id = seq->id, .slot = seq->slot, .epoch = seq->epoch, .past = seq->past + seq->n_rows};
-    e->slots.slots[seq->slot].past = r->past;
-    if ((seq->flags & KG_SEQ_POISON) || !is_finite_row(hidden, e->ckpt->config.hidden)) {
+    *r = (struct kg_seq_result){.id = seq->id,
+                                .slot = seq->slot,
+                                .epoch = seq->epoch,
+                                .past = seq->past + seq->n_rows - seq->n_draft};
+    s->n_commit[i] = 0;
+    if (seq->flags & KG_SEQ_RESET) {
+        kg_token_counts_clear(&s->counts[seq->slot]);
+        s->n_counted[seq->slot] = 0;
+    }
+    /* Of a sequence that picks, each row that counts is looked at with its logits. */
+    if ((seq->flags & KG_SEQ_POISON) ||
+        (!picks && !is_finite_row(hidden_of(e, s->last_hidden[i]), e->ckpt->config.hidden))) {
         r->flags = KG_RES_NAN;
         return;
     }
     if (seq->flags & KG_SEQ_LOGITS)
-        r->logits = kg_model_logits(e->model) + (size_t)s->first_logits[i] * e->limits.vocab;
-    if (seq->flags & KG_SEQ_ECHO)
-        r->echo = s->echo + (size_t)s->seqs[i].row0 * LOGPROBS;
-    plan_draws(e, seq, i);
+        r->logits = logits_of(e, s->first_logits[i]);
+    if (seq->flags & KG_SEQ_ECHO) {
+        r->echo = s->logprobs + (size_t)s->seqs[i].row0 * LOGPROBS;
+        plan_echo(e, seq, i, seq->n_rows - seq->n_draft - picks);
+    }
+    if (picks)
+        plan_pick(e, seq, i);
+}
+
+/* Echo of drafts that were not reached: no token, no value. */
+static void blank_echo(const struct kg_seq *seq, const struct cpu_draw *d)
+{
+    uint32_t width = 1 + d->run.sampling->n_logprobs;
+
+    for (uint32_t k = d->got.n_tokens * width; k < (1 + seq->n_draft) * width; k++)
+        d->run.logprobs[k] = (struct kg_logprob){.id = KG_NONE};
 }
 
 static void finish_draw(struct kg_exec *e, const struct kg_seq *seq, const struct cpu_draw *d)
 {
     struct cpu_step *s = &e->step;
     struct kg_seq_result *r = &s->results[d->seq];
+    int want = d->run.sampling->want_logprob || d->run.sampling->n_logprobs > 0;
 
-    r->flags |= d->pick.flags;
-    if (!d->is_pick)
+    r->flags |= d->got.flags;
+    if (!d->is_pick || (r->flags & KG_RES_NAN))
         return;
-    s->emitted[d->seq] = d->pick.token;
-    r->tokens = &s->emitted[d->seq];
-    r->n_tokens = 1;
-    if (d->row.sampling->want_logprob || d->row.sampling->n_logprobs > 0)
-        r->logprobs = d->logprobs;
-    if (!(r->flags & KG_RES_NAN))
-        cpu_slot_emit(&e->slots, seq->slot, d->pick.token);
+    r->tokens = d->run.tokens;
+    r->n_tokens = d->got.n_tokens;
+    r->n_accepted = d->got.n_accepted;
+    r->past += d->got.n_tokens - 1;
+    r->logprobs = want ? d->run.logprobs : NULL;
+    s->n_commit[d->seq] = r->past - seq->past;
+    for (uint32_t k = 0; k < r->n_tokens; k++)
+        cpu_slot_emit(&e->slots, seq->slot, r->tokens[k]);
+    if (d->run.counts != NULL)
+        s->n_counted[seq->slot] = e->slots.slots[seq->slot].n_history;
+    if (seq->flags & KG_SEQ_ECHO)
+        blank_echo(seq, d);
 }
 
 /* Nothing of a sequence that is not finite is valid. */
@@ -255,6 +302,7 @@ static void clear_nan(struct kg_seq_result *r)
         return;
     r->flags = KG_RES_NAN;
     r->n_tokens = 0;
+    r->n_accepted = 0;
     r->tokens = NULL;
     r->logprobs = NULL;
     r->echo = NULL;
@@ -284,8 +332,12 @@ int cpu_submit(struct kg_exec *e, const struct kg_batch *batch, struct kg_error 
     cpu_draw_all(e, s->n_draws);
     for (uint32_t i = 0; i < s->n_draws; i++)
         finish_draw(e, &batch->seqs[s->draws[i].seq], &s->draws[i]);
-    for (uint32_t i = 0; i < batch->n_seqs; i++)
+    for (uint32_t i = 0; i < batch->n_seqs; i++) {
         clear_nan(&s->results[i]);
+        e->slots.slots[batch->seqs[i].slot].past = s->results[i].past;
+    }
+    if (s->n_verify > 0)
+        kg_model_commit(e->model, &f, s->n_commit);
     s->n_results = batch->n_seqs;
     s->number = batch->step;
     s->took_ns = cpu_now_ns() - start;

@@ -118,7 +118,7 @@ static void a_sequence_that_breaks_the_contract_is_refused_by_name(void **state)
     BAD(n_rows, 0, "n_rows is 0");
     BAD(tokens, NULL, "tokens is NULL");
     BAD(tokens, bad_tokens, "tokens[0] is 4096, the vocabulary has 4096");
-    BAD(n_draft, 2, "verifies no drafts");
+    BAD(n_draft, 2, "n_draft 2, most is 0");
     BAD(flags, KG_SEQ_SAMPLE, "RESET is not set");
     BAD(history, NULL, "n_history 0");
     BAD(n_history, N_PROMPT - 1, "n_history 19 is less than past 0 and the 20 rows");

@@ -46,16 +46,16 @@ struct kg_exec; /* one instance; private to the plugin */
 
 /* What open needs. Strings and tables live until close. */
 struct kg_exec_open {
-    size_t size;                  /* sizeof(struct kg_exec_open) */
-    const char *model_path;       /* folder of the checkpoint, or "" where none is needed */
-    const char *draft_path;       /* folder of the drafter, NULL for none */
+    size_t size;                        /* sizeof(struct kg_exec_open) */
+    const char *model_path;             /* folder of the checkpoint, or "" where none is needed */
+    const char *draft_path;             /* folder of the drafter, NULL for none */
     const struct kg_comm_ops *comm_ops; /* NULL when world is 1 */
-    struct kg_comm *comm;         /* opened and not yet sealed, or NULL */
-    uint32_t rank, world;         /* this process, processes in the group */
-    uint32_t max_seqs;            /* backend slots */
-    uint32_t max_rows;            /* most rows of a step ([engine] step_tokens) */
-    uint32_t max_context;         /* most tokens of a sequence; 0 for the model's own limit */
-    uint32_t max_draft;           /* most draft rows per sequence */
+    struct kg_comm *comm;               /* opened and not yet sealed, or NULL */
+    uint32_t rank, world;               /* this process, processes in the group */
+    uint32_t max_seqs;                  /* backend slots */
+    uint32_t max_rows;                  /* most rows of a step ([engine] step_tokens) */
+    uint32_t max_context;               /* most tokens of a sequence; 0 for the model's own limit */
+    uint32_t max_draft;                 /* most draft rows per sequence */
 };
 
 /* What the backend says of itself after open. Sizes in bytes, counts as named. */
@@ -73,14 +73,17 @@ struct kg_exec_desc {
     uint32_t align;             /* unit alignment in bytes, power of two */
     uint32_t n_layers;          /* transformer layers */
     uint32_t n_mla_layers, n_kda_layers;
-    uint32_t vocab;             /* size of the logits row */
-    uint32_t max_context;       /* effective */
-    uint32_t max_orders;        /* checkpoint orders per sequence and step, >= 4 */
-    uint32_t draft_block;       /* tokens the drafter proposes at most; 0 without one */
-    uint32_t max_draft;         /* draft rows per sequence it accepts */
-    const char *family;         /* "kimi_k3", "kimi_linear", "scripted"; lives until close */
-    const char *kernels;        /* what computes: "avx512-bf16, 2 threads"; lives until close */
-    const char *math;           /* "exact", "fast" or "" */
+    uint32_t vocab;        /* size of the logits row */
+    uint32_t max_context;  /* effective */
+    uint32_t max_orders;   /* checkpoint orders per sequence and step, >= 4 */
+    uint32_t draft_block;  /* tokens the drafter proposes at most; 0 without one */
+    uint32_t max_draft;    /* draft rows per sequence it accepts */
+    const char *family;    /* "kimi_k3", "kimi_linear", "scripted"; lives until close */
+    const char *kernels;   /* what computes: "avx512-bf16, 2 threads"; lives until close */
+    const char *math;      /* "exact", "fast" or "" */
+    uint64_t record_bytes; /* VERIFY: kept of one draft row until the commit; 0: not said */
+    uint64_t rewind_bytes; /* the part of scratch_bytes that is such records, all sequences */
+    const char *rewind;    /* "replay", "snapshot" or NULL; lives until close */
 };
 
 /* Sampling of one request. Zero-initialised plus temperature 1 is a legal value. */
@@ -98,9 +101,9 @@ struct kg_sampling {
     uint32_t want_logprob;    /* 1: report the chosen token's log probability too */
     uint32_t min_tokens;      /* stop ids cannot be picked before this many output tokens */
     uint32_t n_stop_ids;
-    uint32_t ignore_eos;      /* 1: stop_ids of the model do not stop (the request's own do) */
+    uint32_t ignore_eos; /* 1: stop_ids of the model do not stop (the request's own do) */
     uint32_t stop_ids[KG_MAX_STOP_IDS]; /* end the request; model's and request's merged */
-    uint64_t seed;            /* of the coupled noise */
+    uint64_t seed;                      /* of the coupled noise */
 };
 
 /* When the committed length of the sequence reaches `position`, also write its state to `unit`. */
@@ -128,13 +131,14 @@ struct kg_seq {
     uint32_t flags;         /* KG_SEQ_* */
     uint32_t past;          /* committed tokens before this step */
     uint32_t n_rows;        /* rows of this sequence, >= 1; 1 + n_draft when decoding */
-    uint32_t n_draft;       /* verify length: the last n_draft rows are drafts */
+    uint32_t n_draft;       /* verify length: the last n_draft rows are drafts; > 0 needs SAMPLE
+                               and n_rows 1 + n_draft */
     const uint32_t *tokens; /* [n_rows]; draft rows of a MODEL drafter are ignored */
     const uint32_t *pages;  /* [n_pages] page ids appended (RESET: all) */
     uint32_t n_pages;
-    uint32_t state;         /* working state unit */
-    uint32_t state_src;     /* KG_STATE_KEEP, KG_STATE_ZERO, or a unit to copy first */
-    uint32_t n_orders;      /* <= describe.max_orders, ascending positions */
+    uint32_t state;     /* working state unit */
+    uint32_t state_src; /* KG_STATE_KEEP, KG_STATE_ZERO, or a unit to copy first */
+    uint32_t n_orders;  /* <= describe.max_orders, ascending positions */
     const struct kg_order *orders;
     /* RESET only: all tokens so far (prompt and output, [n_history], the rows of this step
      * included where they are known), where the output starts, and the sampling. */
@@ -147,7 +151,7 @@ struct kg_seq {
 };
 
 struct kg_batch {
-    size_t size; /* sizeof(struct kg_batch) */
+    size_t size;   /* sizeof(struct kg_batch) */
     uint64_t step; /* number of this step, returned in the result */
     const struct kg_seq *seqs;
     uint32_t n_seqs;
@@ -169,14 +173,14 @@ struct kg_seq_result {
     uint64_t id;
     uint32_t slot, epoch;
     uint32_t flags;
-    uint32_t past;       /* committed length after the step */
-    uint32_t n_accepted; /* drafts accepted, 0..n_draft */
-    uint32_t n_tokens;   /* tokens emitted: accepted drafts + 1 with SAMPLE, cut by stop/left */
-    const uint32_t *tokens;             /* [n_tokens] */
-    const struct kg_logprob *logprobs;  /* [n_tokens][1 + n_logprobs], chosen token first */
-    const struct kg_logprob *echo;      /* ECHO: [n_rows][1 + n_logprobs], next token of each row
-                                           first; the last row's is the sampled one */
-    const float *logits;                /* LOGITS: [n_rows][vocab] */
+    uint32_t past;          /* committed length after the step */
+    uint32_t n_accepted;    /* drafts accepted, 0..n_draft */
+    uint32_t n_tokens;      /* tokens emitted: accepted drafts + 1 with SAMPLE, cut by stop/left */
+    const uint32_t *tokens; /* [n_tokens] */
+    const struct kg_logprob *logprobs; /* [n_tokens][1 + n_logprobs], chosen token first */
+    const struct kg_logprob *echo;     /* ECHO: [n_rows][1 + n_logprobs], next token of each row
+                                          first; the last row's is the sampled one */
+    const float *logits;               /* LOGITS: [n_rows][vocab] */
 };
 
 struct kg_result {
