@@ -7,28 +7,95 @@
 
 /* --- giving: fields of the table on top --- */
 
-static void put_u64(lua_State *L, const char *name, uint64_t v)
+/* Names of fields; each is an upvalue of the function that runs a call, made once per state. */
+#define KEYS(X)                                 \
+    X(ACCEPTED, "accepted")                     \
+    X(ARENA_BYTES, "arena_bytes")               \
+    X(BATCH, "batch")                           \
+    X(BLOCK, "block")                           \
+    X(CACHED_BYTES, "cached_bytes")             \
+    X(CLASS, "class")                           \
+    X(CONTEXT_TOKENS, "context_tokens")         \
+    X(ECHO, "echo")                             \
+    X(ENDPOINT, "endpoint")                     \
+    X(FREE_BYTES, "free_bytes")                 \
+    X(HIT_PAGE_TOKENS, "hit_page_tokens")       \
+    X(HIT_STATE_TOKENS, "hit_state_tokens")     \
+    X(LIVE_BYTES, "live_bytes")                 \
+    X(MAX_RUNNING, "max_running")               \
+    X(MAX_SEQUENCES, "max_sequences")           \
+    X(MAX_TOKENS, "max_tokens")                 \
+    X(N, "n")                                   \
+    X(NEED_BYTES, "need_bytes")                 \
+    X(NEED_PAGES, "need_pages")                 \
+    X(NEED_STATES, "need_states")               \
+    X(NOW_S, "now_s")                           \
+    X(PAGE_CACHED_BYTES, "page_cached_bytes")   \
+    X(PAGE_LIVE_BYTES, "page_live_bytes")       \
+    X(PAGES_CACHED, "pages_cached")             \
+    X(PAGES_LIVE, "pages_live")                 \
+    X(PRIORITY, "priority")                     \
+    X(PROMISED_BYTES, "promised_bytes")         \
+    X(PROMPT_TOKENS, "prompt_tokens")           \
+    X(PROMPTS, "prompts")                       \
+    X(RUNNING, "running")                       \
+    X(SEQUENCES, "sequences")                   \
+    X(STATE_CACHED_BYTES, "state_cached_bytes") \
+    X(STATE_LIVE_BYTES, "state_live_bytes")     \
+    X(STATES_CACHED, "states_cached")           \
+    X(STATES_LIVE, "states_live")               \
+    X(STEP_TOKENS, "step_tokens")               \
+    X(STREAM, "stream")                         \
+    X(TENANT, "tenant")                         \
+    X(USER, "user")                             \
+    X(VERIFIED, "verified")                     \
+    X(WAITED_MS, "waited_ms")                   \
+    X(WAITING, "waiting")
+
+#define AS_ENUM(id, name) KEY_##id,
+#define AS_NAME(id, name) [KEY_##id] = name,
+enum key { KEYS(AS_ENUM) N_KEYS };
+static const char *const key_names[N_KEYS] = {KEYS(AS_NAME)};
+
+int kg_script_push_keys(lua_State *L)
 {
+    luaL_checkstack(L, N_KEYS, NULL);
+    for (int i = 0; i < N_KEYS; i++)
+        lua_pushstring(L, key_names[i]);
+    return N_KEYS;
+}
+
+static void put_key(lua_State *L, enum key key)
+{
+    lua_pushvalue(L, lua_upvalueindex((int)key + 1));
+}
+
+static void put_u64(lua_State *L, enum key key, uint64_t v)
+{
+    put_key(L, key);
     lua_pushinteger(L, v <= INT64_MAX ? (lua_Integer)v : INT64_MAX);
-    lua_setfield(L, -2, name);
+    lua_rawset(L, -3);
 }
 
-static void put_str(lua_State *L, const char *name, const char *s)
+static void put_str(lua_State *L, enum key key, const char *s)
 {
+    put_key(L, key);
     lua_pushlstring(L, s, strnlen(s, 256));
-    lua_setfield(L, -2, name);
+    lua_rawset(L, -3);
 }
 
-static void put_bool(lua_State *L, const char *name, bool v)
+static void put_bool(lua_State *L, enum key key, bool v)
 {
+    put_key(L, key);
     lua_pushboolean(L, v);
-    lua_setfield(L, -2, name);
+    lua_rawset(L, -3);
 }
 
 static void put_seconds(lua_State *L, uint64_t now_ns)
 {
+    put_key(L, KEY_NOW_S);
     lua_pushnumber(L, (double)now_ns * 1e-9);
-    lua_setfield(L, -2, "now_s");
+    lua_rawset(L, -3);
 }
 
 static void push_arrive(lua_State *L, const void *arg)
@@ -38,26 +105,26 @@ static void push_arrive(lua_State *L, const void *arg)
     const struct kg_policy_load *v = a->load;
 
     lua_createtable(L, 0, 16);
-    put_str(L, "tenant", r->tenant);
-    put_str(L, "user", r->user);
-    put_str(L, "endpoint", r->endpoint);
-    put_bool(L, "stream", r->stream);
-    put_bool(L, "echo", r->echo);
-    put_u64(L, "prompts", r->n_prompts);
-    put_u64(L, "n", r->n);
-    put_u64(L, "prompt_tokens", r->prompt_tokens);
-    put_u64(L, "max_tokens", r->max_tokens);
-    put_u64(L, "priority", r->priority);
+    put_str(L, KEY_TENANT, r->tenant);
+    put_str(L, KEY_USER, r->user);
+    put_str(L, KEY_ENDPOINT, r->endpoint);
+    put_bool(L, KEY_STREAM, r->stream);
+    put_bool(L, KEY_ECHO, r->echo);
+    put_u64(L, KEY_PROMPTS, r->n_prompts);
+    put_u64(L, KEY_N, r->n);
+    put_u64(L, KEY_PROMPT_TOKENS, r->prompt_tokens);
+    put_u64(L, KEY_MAX_TOKENS, r->max_tokens);
+    put_u64(L, KEY_PRIORITY, r->priority);
     lua_createtable(L, 0, 16);
     put_seconds(L, v->now_ns);
-    put_u64(L, "sequences", v->sequences);
-    put_u64(L, "max_sequences", v->max_sequences);
-    put_u64(L, "running", v->running);
-    put_u64(L, "waiting", v->waiting);
-    put_u64(L, "arena_bytes", v->arena_bytes);
-    put_u64(L, "live_bytes", v->live_bytes);
-    put_u64(L, "cached_bytes", v->cached_bytes);
-    put_u64(L, "promised_bytes", v->promised_bytes);
+    put_u64(L, KEY_SEQUENCES, v->sequences);
+    put_u64(L, KEY_MAX_SEQUENCES, v->max_sequences);
+    put_u64(L, KEY_RUNNING, v->running);
+    put_u64(L, KEY_WAITING, v->waiting);
+    put_u64(L, KEY_ARENA_BYTES, v->arena_bytes);
+    put_u64(L, KEY_LIVE_BYTES, v->live_bytes);
+    put_u64(L, KEY_CACHED_BYTES, v->cached_bytes);
+    put_u64(L, KEY_PROMISED_BYTES, v->promised_bytes);
 }
 
 static void push_admit(lua_State *L, const void *arg)
@@ -65,34 +132,34 @@ static void push_admit(lua_State *L, const void *arg)
     const struct kg_policy_admit *r = arg;
 
     lua_createtable(L, 0, 16);
-    put_str(L, "tenant", r->tenant);
-    put_str(L, "class", r->class_name);
-    put_u64(L, "priority", r->priority);
-    put_u64(L, "prompt_tokens", r->prompt_tokens);
-    put_u64(L, "max_tokens", r->max_tokens);
-    put_u64(L, "hit_page_tokens", r->hit_page_tokens);
-    put_u64(L, "hit_state_tokens", r->hit_state_tokens);
-    put_u64(L, "waited_ms", r->waited_ns / KG_NS_PER_MS);
-    put_u64(L, "need_pages", r->need_units[KG_PAGE]);
-    put_u64(L, "need_states", r->need_units[KG_STATE]);
-    put_u64(L, "need_bytes", r->need_bytes[KG_PAGE] + r->need_bytes[KG_STATE]);
+    put_str(L, KEY_TENANT, r->tenant);
+    put_str(L, KEY_CLASS, r->class_name);
+    put_u64(L, KEY_PRIORITY, r->priority);
+    put_u64(L, KEY_PROMPT_TOKENS, r->prompt_tokens);
+    put_u64(L, KEY_MAX_TOKENS, r->max_tokens);
+    put_u64(L, KEY_HIT_PAGE_TOKENS, r->hit_page_tokens);
+    put_u64(L, KEY_HIT_STATE_TOKENS, r->hit_state_tokens);
+    put_u64(L, KEY_WAITED_MS, r->waited_ns / KG_NS_PER_MS);
+    put_u64(L, KEY_NEED_PAGES, r->need_units[KG_PAGE]);
+    put_u64(L, KEY_NEED_STATES, r->need_units[KG_STATE]);
+    put_u64(L, KEY_NEED_BYTES, r->need_bytes[KG_PAGE] + r->need_bytes[KG_STATE]);
     lua_createtable(L, 0, 16);
     put_seconds(L, r->now_ns);
-    put_u64(L, "waiting", r->waiting);
-    put_u64(L, "running", r->running);
-    put_u64(L, "max_running", r->max_running);
-    put_u64(L, "step_tokens", r->step_tokens);
-    put_u64(L, "arena_bytes", r->arena_bytes);
-    put_u64(L, "free_bytes", r->free_bytes);
-    put_u64(L, "promised_bytes", r->promised_bytes);
-    put_u64(L, "page_live_bytes", r->live_bytes[KG_PAGE]);
-    put_u64(L, "state_live_bytes", r->live_bytes[KG_STATE]);
-    put_u64(L, "page_cached_bytes", r->cached_bytes[KG_PAGE]);
-    put_u64(L, "state_cached_bytes", r->cached_bytes[KG_STATE]);
-    put_u64(L, "pages_live", r->live_units[KG_PAGE]);
-    put_u64(L, "states_live", r->live_units[KG_STATE]);
-    put_u64(L, "pages_cached", r->cached_units[KG_PAGE]);
-    put_u64(L, "states_cached", r->cached_units[KG_STATE]);
+    put_u64(L, KEY_WAITING, r->waiting);
+    put_u64(L, KEY_RUNNING, r->running);
+    put_u64(L, KEY_MAX_RUNNING, r->max_running);
+    put_u64(L, KEY_STEP_TOKENS, r->step_tokens);
+    put_u64(L, KEY_ARENA_BYTES, r->arena_bytes);
+    put_u64(L, KEY_FREE_BYTES, r->free_bytes);
+    put_u64(L, KEY_PROMISED_BYTES, r->promised_bytes);
+    put_u64(L, KEY_PAGE_LIVE_BYTES, r->live_bytes[KG_PAGE]);
+    put_u64(L, KEY_STATE_LIVE_BYTES, r->live_bytes[KG_STATE]);
+    put_u64(L, KEY_PAGE_CACHED_BYTES, r->cached_bytes[KG_PAGE]);
+    put_u64(L, KEY_STATE_CACHED_BYTES, r->cached_bytes[KG_STATE]);
+    put_u64(L, KEY_PAGES_LIVE, r->live_units[KG_PAGE]);
+    put_u64(L, KEY_STATES_LIVE, r->live_units[KG_STATE]);
+    put_u64(L, KEY_PAGES_CACHED, r->cached_units[KG_PAGE]);
+    put_u64(L, KEY_STATES_CACHED, r->cached_units[KG_STATE]);
 }
 
 static void push_window(lua_State *L, const void *arg)
@@ -100,16 +167,16 @@ static void push_window(lua_State *L, const void *arg)
     const struct kg_policy_class *c = arg;
 
     lua_createtable(L, 0, 8);
-    put_str(L, "tenant", c->tenant);
-    put_str(L, "class", c->class_name);
-    put_u64(L, "sequences", c->sequences);
-    put_u64(L, "context_tokens", c->context_tokens);
-    put_u64(L, "verified", c->verified);
-    put_u64(L, "accepted", c->accepted);
+    put_str(L, KEY_TENANT, c->tenant);
+    put_str(L, KEY_CLASS, c->class_name);
+    put_u64(L, KEY_SEQUENCES, c->sequences);
+    put_u64(L, KEY_CONTEXT_TOKENS, c->context_tokens);
+    put_u64(L, KEY_VERIFIED, c->verified);
+    put_u64(L, KEY_ACCEPTED, c->accepted);
     lua_createtable(L, 0, 4);
     put_seconds(L, c->now_ns);
-    put_u64(L, "block", c->block);
-    put_u64(L, "batch", c->batch);
+    put_u64(L, KEY_BLOCK, c->block);
+    put_u64(L, KEY_BATCH, c->batch);
 }
 
 /* --- taking: results at 1..3 --- */

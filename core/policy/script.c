@@ -158,12 +158,28 @@ static void find_hooks(lua_State *L, struct kg_script *s, int env)
     }
 }
 
+/* Runs inside the protected call of kg_script_run; its upvalues are the names of fields. */
+static int run_body(lua_State *L)
+{
+    const struct kg_script_call *call = lua_touserdata(L, 1);
+    const struct kg_script *s = kg_script_of(L);
+
+    lua_settop(L, 0);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, s->hooks[call->hook]);
+    call->push(L, call->arg);
+    lua_call(L, 2, 3);
+    call->read(L, call->out);
+    return 0;
+}
+
 /* Runs inside the protected call: environment, chunk, top level. */
 static int load_body(lua_State *L)
 {
     struct kg_script *s = lua_touserdata(L, 1);
 
     lua_settop(L, 0);
+    lua_pushcclosure(L, run_body, kg_script_push_keys(L));
+    s->runner = luaL_ref(L, LUA_REGISTRYINDEX);
     lua_newtable(L); /* 1: environment */
     lua_createtable(L, 0, 2);
     lua_newtable(L);
@@ -262,23 +278,10 @@ int kg_script_restart(struct kg_script **script, bool timed)
 
 /* --- running --- */
 
-static int run_body(lua_State *L)
-{
-    const struct kg_script_call *call = lua_touserdata(L, 1);
-    const struct kg_script *s = kg_script_of(L);
-
-    lua_settop(L, 0);
-    lua_rawgeti(L, LUA_REGISTRYINDEX, s->hooks[call->hook]);
-    call->push(L, call->arg);
-    lua_call(L, 2, 3);
-    call->read(L, call->out);
-    return 0;
-}
-
 enum kg_script_end kg_script_run(struct kg_script *s, const struct kg_script_call *call,
                                  struct kg_error *err)
 {
-    lua_pushcfunction(s->lua, run_body);
+    lua_rawgeti(s->lua, LUA_REGISTRYINDEX, s->runner);
     lua_pushlightuserdata(s->lua, (void *)(uintptr_t)call);
     return guarded(s, err);
 }

@@ -35,6 +35,7 @@ struct kg_script {
     lua_State *lua;
     size_t used_bytes, max_bytes; /* memory of the state */
     int hooks[KG_N_HOOKS];        /* references, LUA_NOREF when the script has none */
+    int runner;                   /* reference of the function that runs a call */
     struct kg_script_world world;
     struct kg_script_budget budget;
     bool blown;  /* the budget ended this call */
@@ -86,7 +87,10 @@ static inline struct kg_script *kg_script_of(lua_State *L)
 /* lib.c: fills the table on top of the stack with every name a script may use. Raises. */
 void kg_script_names(lua_State *L);
 
-/* calls.c: the three hooks as calls; *arg and *out of the types of policy.h. */
+/* calls.c: pushes the names of fields the tables of calls have, upvalues of the function that runs
+ * a call; returns their number. Raises. */
+int kg_script_push_keys(lua_State *L);
+/* The three hooks as calls; *arg and *out of the types of policy.h. */
 struct kg_arrive_arg {
     const struct kg_policy_arrive *req;
     const struct kg_policy_load *load;
