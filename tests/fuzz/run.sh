@@ -2,7 +2,7 @@
 # One fuzz target for KEDGE_FUZZ_SECONDS (default 5) on a copy of its kept corpus.
 # usage: run.sh PROGRAM CORPUS-FOLDER; prints TAP. A finding is left in the current folder.
 set -u
-program=$1
+program=$(realpath "$1")
 kept=$2
 seconds=${KEDGE_FUZZ_SECONDS:-5}
 work=$(mktemp -d "${TMPDIR:-/tmp}/kedge-fuzz.XXXXXX")

@@ -192,6 +192,7 @@ static void views_cover_a_state_once_and_stay_inside_a_token(void **state)
     xc_open(&x);
     if (!(x.desc.caps & KG_EXEC_CAP_VIEWS)) {
         xc_close(&x);
+        print_message("skipped: this backend lacks the capability\n");
         skip();
     }
     assert_int_equal(x.ops->views(x.exec, &v, &n), KG_OK);
@@ -311,6 +312,7 @@ static void drafts_come_with_survivals_that_fall(void **state)
     xc_open(&x);
     if (!(x.desc.caps & KG_EXEC_CAP_DRAFT)) {
         xc_close(&x);
+        print_message("skipped: this backend lacks the capability\n");
         skip();
     }
     xseq_init(&x, &s, 0, 12, 53);

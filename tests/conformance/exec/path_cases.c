@@ -8,12 +8,13 @@
 #define N_PROMPT 29
 #define N_OUT 12
 
-#define NEEDS(x, bits)                            \
-    do {                                          \
-        if (((x).desc.caps & (bits)) != (bits)) { \
-            xc_close(&(x));                       \
-            skip();                               \
-        }                                         \
+#define NEEDS(x, bits)                                                \
+    do {                                                              \
+        if (((x).desc.caps & (bits)) != (bits)) {                     \
+            xc_close(&(x));                                           \
+            print_message("skipped: this backend lacks " #bits "\n"); \
+            skip();                                                   \
+        }                                                             \
     } while (0)
 
 static void chunks_of_a_prompt_change_nothing(void **state)

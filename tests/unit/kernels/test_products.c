@@ -273,8 +273,10 @@ static void full_sweep_of_shapes_has_the_bits_of_plain_c(void **state)
     uint64_t s = 19;
 
     (void)state;
-    if (getenv("KEDGE_FULL") == NULL)
+    if (getenv("KEDGE_FULL") == NULL) {
+        print_message("skipped: runs with KEDGE_FULL=1\n");
         skip();
+    }
     for (int n = 0; n < 1500; n++) {
         uint32_t type = (uint32_t)(rnd(&s) % 3), out = 1 + (uint32_t)(rnd(&s) % 150);
         uint32_t rows = 1 + (uint32_t)(rnd(&s) % 75), in = 1 + (uint32_t)(rnd(&s) % 90);
