@@ -90,8 +90,6 @@ static void warn_promises(struct kg_check *k)
         KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK | KG_EXEC_CAP_INVARIANT_PATH;
     struct kg_buf *w = &k->warnings;
 
-    (void)kg_buf_puts(w, "prefix reuse: not built yet, every request is computed from its first "
-                         "token\n");
     if ((k->stack->desc.caps & all) != all)
         (void)kg_buf_puts(w, "the backend does not promise equal bits whatever the batch, chunk "
                              "and path: comparisons of outputs rest on less\n");

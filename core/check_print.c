@@ -1,4 +1,5 @@
 #include "check.h"
+#include "engine/index_policy.h"
 
 #include <string.h>
 
@@ -112,6 +113,36 @@ static void text_memory(const struct kg_check *k, struct kg_buf *b)
     (void)kg_buf_putc(b, '\n');
 }
 
+static const char *checkpoint_name(uint32_t policy)
+{
+    static const char *const names[] = {"off", "interval", "boundary", "branch", "auto"};
+
+    return names[policy < 5 ? policy : 0];
+}
+
+/* Tokens whose pages take the bytes of one state: the price of a checkpoint. */
+static uint64_t state_price(const struct kg_check *k)
+{
+    const struct kg_pool_layout *l = &k->layout;
+
+    return l->unit_bytes[KG_STATE] * l->page_tokens / l->unit_bytes[KG_PAGE];
+}
+
+static void text_prefix(const struct kg_check *k, struct kg_buf *b)
+{
+    const struct kg_engine_conf *e = &k->stack->conf->engine;
+
+    if (!e->prefix) {
+        (void)kg_buf_puts(b, "reuse off: every request is computed from its first token\n");
+        return;
+    }
+    (void)kg_buf_printf(b, "reuse on, checkpoints: %s", checkpoint_name(e->checkpoint));
+    if (e->checkpoint == KG_CKPT_INTERVAL || e->checkpoint == KG_CKPT_AUTO)
+        (void)kg_buf_printf(b, " (interval %u tokens)", e->interval);
+    (void)kg_buf_printf(b, "; one takes the room of %llu cached tokens\n",
+                        (unsigned long long)state_price(k));
+}
+
 static void text_rules(const struct kg_check *k, struct kg_buf *b)
 {
     static const char *const lifetimes[] = {"prompt", "max", "expected"};
@@ -137,7 +168,7 @@ static void text_rules(const struct kg_check *k, struct kg_buf *b)
                             "up to %u drafts, accepted by coupling: output equals plain decoding\n",
                             k->stack->parts.spec_ops->block(k->stack->parts.spec));
     put_line(b, "prefix");
-    (void)kg_buf_puts(b, "reuse: not built yet\n");
+    text_prefix(k, b);
     put_line(b, "parallel");
     (void)kg_buf_puts(b, "one rank\n");
 }
@@ -250,8 +281,15 @@ void kg_check_json(const struct kg_check *check, struct kg_buf *b)
     (void)kg_buf_putc(b, '{');
     json_model(check, b);
     json_memory(check, b);
-    (void)kg_buf_printf(b, ",\"draft_block\":%u,\"prefix\":{\"built\":false},\"ranks\":1",
-                        check->stack->parts.spec_ops->block(check->stack->parts.spec));
+    (void)kg_buf_printf(b, ",\"draft_block\":%u,\"prefix\":{\"enabled\":%s",
+                        check->stack->parts.spec_ops->block(check->stack->parts.spec),
+                        check->stack->conf->engine.prefix ? "true" : "false");
+    (void)kg_buf_printf(b, ",\"checkpoint\":\"%s\"",
+                        checkpoint_name(check->stack->conf->engine.checkpoint));
+    put_num(b, "interval", check->stack->conf->engine.interval);
+    put_num(b, "ghost_bytes", check->stack->conf->engine.ghost_bytes);
+    put_num(b, "state_price_tokens", state_price(check));
+    (void)kg_buf_puts(b, "},\"ranks\":1");
     (void)kg_buf_puts(b, ",\"warnings\":[");
     while (*text != '\0') {
         size_t n = strcspn(text, "\n");

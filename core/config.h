@@ -15,15 +15,6 @@
 #include "plugin.h"
 #include "serve/conf.h"
 
-/* [prefix] checkpoint */
-enum kg_checkpoint {
-    KG_CHECKPOINT_OFF = 0,
-    KG_CHECKPOINT_INTERVAL = 1,
-    KG_CHECKPOINT_BOUNDARY = 2,
-    KG_CHECKPOINT_BRANCH = 3,
-    KG_CHECKPOINT_AUTO = 4,
-};
-
 /* Everything but the sections of plugins. Strings live as long as the configuration. */
 struct kg_conf {
     struct kg_server_conf server;
@@ -33,8 +24,6 @@ struct kg_conf {
     const char *plugins[KG_PLUGIN_KINDS]; /* words of [plugins], NULL for tier */
     struct kg_engine_conf engine;
     const char *cost; /* "off", "measured" or a file */
-    uint32_t prefix_enabled, prefix_checkpoint, prefix_interval;
-    uint64_t prefix_ghost_bytes;
     uint32_t spec_accept; /* 0 coupling, 1 rejection, 2 block */
     uint32_t tp, ep, nodes, fabric, allow_slow_fabric;
     const char *lua_script; /* "" for none */

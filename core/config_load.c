@@ -197,19 +197,12 @@ static void refuse_unbuilt(struct kg_config *c)
 /* Warns of what would only make things faster, but does not exist yet. */
 static void warn_unbuilt(struct kg_config *c)
 {
-    static const char *const prefix_keys[] = {"checkpoint", "interval", "ghost_bytes"};
     const struct kg_conf *v = &c->conf;
 
-    if (v->prefix_enabled)
+    if (!v->engine.prefix)
         kg_config_warn(c, where_of(c, "prefix", "enabled"),
-                       "[prefix] enabled = yes: prefix reuse is not built yet, every request is "
-                       "computed from its first token");
-    for (size_t i = 0; i < sizeof(prefix_keys) / sizeof(prefix_keys[0]); i++) {
-        const struct kg_entry *e = kg_config_find(c, "prefix", prefix_keys[i]);
-        if (e != NULL)
-            kg_config_warn(c, e->where, "[prefix] %s: no effect, prefix reuse is not built yet",
-                           e->key);
-    }
+                       "[prefix] enabled = no: every request is computed from its first token, also "
+                       "a chat's next turn");
     if (strcmp(v->cost, "off") != 0)
         kg_config_warn(c, where_of(c, "engine", "cost"),
                        "[engine] cost: no effect, the cost surface is not built yet");

@@ -64,12 +64,14 @@ static const struct kg_opt memory_rows[] = {
 };
 
 static const struct kg_opt prefix_rows[] = {
-    BOOL("enabled", prefix_enabled, "no", "Reuse pages and states of equal prompt beginnings."),
-    ENUM("checkpoint", prefix_checkpoint, "auto", "off|interval|boundary|branch|auto",
+    BOOL("enabled", engine.prefix, "yes", "Reuse pages and states of equal prompt beginnings."),
+    ENUM("checkpoint", engine.checkpoint, "auto", "off|interval|boundary|branch|auto",
          "Where states are kept for later requests."),
-    U32("interval", prefix_interval, "4096", 1, 16777216,
-        "Distance of checkpoints under interval, rounded to pages. Unit: tokens."),
-    U64("ghost_bytes", prefix_ghost_bytes, "4m", 0, 1099511627776.0,
+    U32("interval", engine.interval, "4096", 1, 16777216,
+        "Distance of checkpoints under interval, rounded down to pages; under auto the first of "
+        "those "
+        "that double. Unit: tokens."),
+    U64("ghost_bytes", engine.ghost_bytes, "4m", 0, 1099511627776.0,
         "Most memory for nodes whose units were evicted. Unit: bytes."),
     {0},
 };
@@ -140,7 +142,7 @@ const struct kg_section kg_conf_sections[] = {
     {"engine", engine_rows, 0, "Sizes of the step and of the queues."},
     {"memory", memory_rows, 0, "The arena that pages and states share."},
     {"prefix", prefix_rows, 0,
-     "Reuse of earlier work. Not built yet: requests are computed from their first token."},
+     "Reuse of earlier work: pages and states of equal prompt beginnings."},
     {"admission", admission_rows, 0, "When a waiting request may start."},
     {"spec", spec_rows, 0, "Rules of speculation that no plugin can change."},
     {"parallel", parallel_rows, 0, "Processes per model. Not built yet beyond 1."},

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const uint32_t nothing_evictable[KG_N_KINDS] = {0, 0};
+static const uint32_t nothing_evictable[KG_N_KINDS];
 
 /* Share of observed outputs that `lifetime = expected` reserves for, in percent. */
 #define EXPECTED_PERCENT 90
@@ -166,12 +166,15 @@ void kg_adm_give(struct kg_engine *e, uint32_t kind, const uint32_t *ids, uint32
     }
 }
 
-/* n units out of a grant; what is promised is there. */
+/* n units out of a grant; what is promised is there, or cached and goes now. */
 static int take(struct kg_engine *e, uint32_t grant, uint32_t kind, uint32_t n, uint32_t *ids)
 {
     struct kg_shortage shortage;
     int rc = e->parts.pool_ops->shortfall(e->pool, grant, kind, n, &shortage);
 
+    while (rc == KG_EAGAIN && kg_cache_evict(e, shortage.evict)) {
+        rc = e->parts.pool_ops->shortfall(e->pool, grant, kind, n, &shortage);
+    }
     if (rc == KG_OK) {
         rc = e->parts.pool_ops->take(e->pool, grant, kind, n, ids);
     }
@@ -188,19 +191,23 @@ int kg_adm_take(struct kg_engine *e, struct kg_req *r, uint32_t n_rows)
     uint32_t n = want - r->n_pages;
     int rc = take(e, r->grant, KG_PAGE, n, r->job->pages + r->n_pages);
     if (rc == KG_OK) {
+        memset(r->job->cached + r->n_pages, 0, n);
         r->n_pages = want;
     }
     return rc;
 }
 
-int kg_adm_single(struct kg_engine *e, uint32_t kind, uint32_t *id)
+int kg_adm_single(struct kg_engine *e, uint32_t kind, int evict, uint32_t *id)
 {
     const struct kg_pool_ops *p = e->parts.pool_ops;
-    uint32_t need[KG_N_KINDS] = {0, 0}, grant;
+    uint32_t need[KG_N_KINDS] = {0, 0}, evictable[KG_N_KINDS] = {0, 0}, grant;
     struct kg_shortage shortage;
 
     need[kind] = 1;
-    int rc = p->grant_open(e->pool, need, nothing_evictable, &grant, &shortage);
+    if (evict) {
+        kg_cache_evictable(e, evictable);
+    }
+    int rc = p->grant_open(e->pool, need, evictable, &grant, &shortage);
     if (rc != KG_OK) {
         return rc;
     }
@@ -253,10 +260,31 @@ static int open_grant(struct kg_engine *e, const uint32_t need[KG_N_KINDS], uint
 {
     const struct kg_pool_ops *p = e->parts.pool_ops;
     struct kg_shortage shortage;
-    int rc = p->grant_open(e->pool, need, nothing_evictable, grant, &shortage);
+    uint32_t evictable[KG_N_KINDS];
 
+    kg_cache_evictable(e, evictable);
+    int rc = p->grant_open(e->pool, need, evictable, grant, &shortage);
     if (rc == KG_EAGAIN && kg_adm_drop_ballast(e)) {
-        rc = p->grant_open(e->pool, need, nothing_evictable, grant, &shortage);
+        rc = p->grant_open(e->pool, need, evictable, grant, &shortage);
+    }
+    if (rc == KG_EAGAIN) {
+        e->stats.n_short[shortage.kind < KG_N_KINDS ? shortage.kind : 0]++;
+    }
+    return rc;
+}
+
+/* Finds what is cached, locks it, and asks for the rest of the lifetime: what is locked is not
+ * evictable, so it counts as need. *n_pages: pages of the lifetime, cached ones included. */
+static int open_with_hit(struct kg_engine *e, struct kg_req *r, int use, uint32_t *grant,
+                         uint32_t *n_pages)
+{
+    uint32_t hit = kg_cache_open(e, r, use);
+
+    *n_pages = lifetime_pages(e, r);
+    uint32_t need[KG_N_KINDS] = {[KG_PAGE] = *n_pages - hit, [KG_STATE] = 1};
+    int rc = open_grant(e, need, grant);
+    if (rc != KG_OK) {
+        kg_cache_close(e, r);
     }
     return rc;
 }
@@ -273,18 +301,22 @@ enum kg_admit kg_adm_ask(void *ctx, uint32_t index, uint32_t *computed)
     if (r->paused || e->n_free_slots == 0 || must_wait(e, r)) {
         return KG_ADMIT_LATER;
     }
-    uint32_t need[KG_N_KINDS] = {[KG_PAGE] = lifetime_pages(e, r), [KG_STATE] = 1};
+    uint32_t hit = kg_cache_look(e, r);
+    uint32_t need[KG_N_KINDS] = {[KG_PAGE] = lifetime_pages(e, r) - hit, [KG_STATE] = 1};
     enum kg_admit word = kg_pol_ask(e, r, need);
     if (word != KG_ADMIT_YES) {
         return word;
     }
-    need[KG_PAGE] = lifetime_pages(e, r); /* the policy may have set the lifetime */
-    uint32_t grant, unit;
-    int rc = open_grant(e, need, &grant);
+    uint32_t grant, unit, n_pages;
+    int rc = open_with_hit(e, r, 1, &grant, &n_pages);
+    if (rc == KG_EAGAIN && e->n_running + e->n_admitted == 0) {
+        /* Alone it always fits, but not always beside the state it would start from. */
+        rc = open_with_hit(e, r, 0, &grant, &n_pages);
+    }
     if (rc == KG_ENEVER) { /* kg_engine_submit asked the same of an empty pool */
         char text[120];
         (void)snprintf(text, sizeof(text), "needs %u pages and a state, the pool never holds them",
-                       need[KG_PAGE]);
+                       n_pages);
         kg_req_end(e, r, KG_FINISH_REFUSED, KG_ENEVER, text);
         return KG_ADMIT_NEVER;
     }
@@ -293,10 +325,11 @@ enum kg_admit kg_adm_ask(void *ctx, uint32_t index, uint32_t *computed)
     }
     if (take(e, grant, KG_STATE, 1, &unit) != KG_OK) {
         e->parts.pool_ops->grant_close(e->pool, grant);
+        kg_cache_close(e, r);
         return KG_ADMIT_LATER;
     }
-    kg_req_admit(e, r, grant, need[KG_PAGE], unit);
-    *computed = 0;
+    kg_req_admit(e, r, grant, n_pages, unit);
+    *computed = r->past;
     return KG_ADMIT_YES;
 }
 
@@ -306,8 +339,11 @@ enum kg_admit kg_adm_ask(void *ctx, uint32_t index, uint32_t *computed)
 static int extend(struct kg_engine *e, struct kg_req *r, uint32_t n)
 {
     uint32_t more[KG_N_KINDS] = {[KG_PAGE] = n};
+    uint32_t evictable[KG_N_KINDS];
     struct kg_shortage shortage;
-    int rc = e->parts.pool_ops->grant_extend(e->pool, r->grant, more, nothing_evictable, &shortage);
+
+    kg_cache_evictable(e, evictable);
+    int rc = e->parts.pool_ops->grant_extend(e->pool, r->grant, more, evictable, &shortage);
 
     if (rc == KG_OK) {
         r->n_granted += n;
@@ -381,7 +417,7 @@ void kg_adm_disturb(struct kg_engine *e)
     }
     for (uint32_t k = 0; k < KG_N_KINDS; k++) {
         uint32_t old = e->n_ballast[k], n = 0;
-        while (n < e->test.relocate && kg_adm_single(e, k, &e->ballast[k][old + n]) == KG_OK) {
+        while (n < e->test.relocate && kg_adm_single(e, k, 0, &e->ballast[k][old + n]) == KG_OK) {
             n++;
         }
         kg_adm_give(e, k, e->ballast[k], old, 0);

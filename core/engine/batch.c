@@ -7,27 +7,6 @@
 
 /* --- building --- */
 
-/* Positions in (past, past + n] that lie on page boundaries. */
-static uint32_t n_boundaries(const struct kg_engine *e, uint32_t past, uint32_t n)
-{
-    return (past + n) / e->layout.page_tokens - past / e->layout.page_tokens;
-}
-
-/* Test hook: a checkpoint at each boundary; without a free unit the boundary is skipped. */
-static void order_checkpoints(struct kg_engine *e, struct kg_pick *p, struct kg_order *orders)
-{
-    uint32_t page = e->layout.page_tokens, past = p->req->past;
-    uint32_t n = n_boundaries(e, past, p->n_tokens + p->n_draft);
-
-    for (uint32_t i = 1; i <= n && p->n_orders < e->desc.max_orders; i++) {
-        uint32_t unit;
-        if (kg_adm_single(e, KG_STATE, &unit) != KG_OK) {
-            break;
-        }
-        orders[p->n_orders++] = (struct kg_order){(past / page + i) * page, unit};
-    }
-}
-
 static void build_seq(struct kg_engine *e, uint32_t i)
 {
     struct kg_pick *p = &e->picks[i];
@@ -65,7 +44,7 @@ static void build_seq(struct kg_engine *e, uint32_t i)
     }
     if (r->fresh) {
         q->flags |= KG_SEQ_RESET;
-        q->state_src = KG_STATE_ZERO;
+        q->state_src = r->source != KG_NONE ? r->source : KG_STATE_ZERO;
         q->history = r->job->tokens;
         q->n_history = r->n_tokens;
         q->output_start = r->job->n_prompt;
@@ -105,10 +84,8 @@ static void take_pages(struct kg_engine *e)
             kg_req_end(e, p->req, KG_FINISH_ERROR, KG_ENOMEM, "the pool broke its promise");
             continue;
         }
-        if (e->test.force_orders && !p->decode &&
-            n_boundaries(e, p->req->past, p->n_tokens) > e->desc.max_orders) {
-            uint32_t page = e->layout.page_tokens;
-            p->n_tokens = (p->req->past / page + e->desc.max_orders) * page - p->req->past;
+        if (!p->decode) {
+            p->n_tokens = kg_cache_rows(e, p); /* fewer, if it has more checkpoints than fit */
         }
         e->n_rows += p->n_tokens;
         e->picks[n++] = *p;
@@ -118,12 +95,11 @@ static void take_pages(struct kg_engine *e)
 
 static void build(struct kg_engine *e)
 {
-    if (e->test.force_orders) {
-        for (uint32_t i = 0; i < e->n_picks; i++) {
-            order_checkpoints(e, &e->picks[i], e->orders + (size_t)i * e->desc.max_orders);
-        }
-        kg_adm_sync(e);
+    for (uint32_t i = 0; i < e->n_picks; i++) {
+        size_t at = (size_t)i * e->desc.max_orders;
+        kg_cache_order(e, &e->picks[i], e->orders + at, e->order_why + at);
     }
+    kg_adm_sync(e);
     for (uint32_t i = 0; i < e->n_picks; i++) {
         build_seq(e, i);
         force_seq(e, &e->seqs[i]);
@@ -136,20 +112,6 @@ static void build(struct kg_engine *e)
 }
 
 /* --- results --- */
-
-/* Checkpoint units of a sequence end with the step. */
-static void release_orders(struct kg_engine *e, const struct kg_pick *p, const struct kg_seq *q,
-                           const struct kg_seq_result *res)
-{
-    for (uint32_t i = 0; i < p->n_orders; i++) {
-        const struct kg_order *o = &q->orders[i];
-        int written = res != NULL && !(res->flags & KG_RES_NAN) && o->position <= res->past;
-        if (written && e->test.on_order != NULL) {
-            e->test.on_order(e->test.ctx, q->id, o->position, o->unit);
-        }
-        kg_adm_give(e, KG_STATE, &o->unit, 1, 0);
-    }
-}
 
 /* Log probabilities of prompt tokens that were not reported before. */
 static void settle_echo(struct kg_engine *e, struct kg_req *r, const struct kg_seq *q,
@@ -215,8 +177,8 @@ static void settle_seq(struct kg_engine *e, const struct kg_pick *p, const struc
     if (e->test.on_result != NULL) {
         e->test.on_result(e->test.ctx, q, res);
     }
-    release_orders(e, p, q, res);
     if (is_bad(r, q, res)) {
+        kg_cache_settle(e, p, q, 0);
         char text[160];
         (void)snprintf(text, sizeof(text),
                        "backend answered %u tokens to %u after %u rows at %u (id %llu slot %u)",
@@ -228,6 +190,7 @@ static void settle_seq(struct kg_engine *e, const struct kg_pick *p, const struc
     if (res->flags & KG_RES_NAN) {
         e->stats.nan_rows++;
         r->nan = 1;
+        kg_cache_settle(e, p, q, 0);
         kg_req_end(e, r, KG_FINISH_ERROR, KG_EDEVICE,
                    "the model produced a value that is no number");
         return;
@@ -254,6 +217,7 @@ static void settle_seq(struct kg_engine *e, const struct kg_pick *p, const struc
     if (res->n_tokens > 0) {
         settle_tokens(e, r, res);
     }
+    kg_cache_settle(e, p, q, 1); /* with the tokens that are known now */
     e->parts.sched_ops->served(e->parts.sched, r->index, p->decode ? 0 : p->n_tokens,
                                res->n_tokens);
     if (res->flags & KG_RES_STOP) {
@@ -269,8 +233,8 @@ static void settle_seq(struct kg_engine *e, const struct kg_pick *p, const struc
 static void fail_batch(struct kg_engine *e, const struct kg_error *why)
 {
     for (uint32_t i = 0; i < e->n_picks; i++) {
-        release_orders(e, &e->picks[i], &e->seqs[i], NULL);
         e->picks[i].req->nan = 1; /* nobody knows what its units hold */
+        kg_cache_settle(e, &e->picks[i], &e->seqs[i], 0);
         kg_req_end(e, e->picks[i].req, KG_FINISH_ERROR, why->rc, why->text);
     }
 }

@@ -41,6 +41,7 @@ static int alloc_all(struct kg_engine *e)
     e->picks = calloc(n, sizeof(*e->picks));
     e->seqs = calloc(n, sizeof(*e->seqs));
     e->orders = calloc((size_t)n * e->desc.max_orders + 1, sizeof(*e->orders));
+    e->order_why = calloc((size_t)n * e->desc.max_orders + 1, sizeof(*e->order_why));
     e->spec_seqs = calloc(n, sizeof(*e->spec_seqs));
     e->drafts = calloc(n, sizeof(*e->drafts));
     e->survival = calloc((size_t)n * rows, sizeof(*e->survival));
@@ -53,9 +54,10 @@ static int alloc_all(struct kg_engine *e)
     }
     if (e->reqs == NULL || e->waiting.rows == NULL || e->running == NULL || e->admitted == NULL ||
         e->free_slots == NULL || e->items == NULL || e->picks == NULL || e->seqs == NULL ||
-        e->orders == NULL || e->spec_seqs == NULL || e->drafts == NULL || e->survival == NULL ||
-        e->draft_tokens == NULL || e->draft_counts == NULL || e->lengths == NULL ||
-        e->seen == NULL || e->ballast[KG_PAGE] == NULL || e->ballast[KG_STATE] == NULL) {
+        e->orders == NULL || e->order_why == NULL || e->spec_seqs == NULL || e->drafts == NULL ||
+        e->survival == NULL || e->draft_tokens == NULL || e->draft_counts == NULL ||
+        e->lengths == NULL || e->seen == NULL || e->ballast[KG_PAGE] == NULL ||
+        e->ballast[KG_STATE] == NULL) {
         return KG_ENOMEM;
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -75,6 +77,7 @@ static void free_all(struct kg_engine *e)
     free(e->picks);
     free(e->seqs);
     free(e->orders);
+    free(e->order_why);
     free(e->spec_seqs);
     free(e->drafts);
     free(e->survival);
@@ -140,6 +143,10 @@ static int init(struct kg_engine *e, struct kg_error *err)
         return kg_fail(err, KG_ENOMEM, "no memory for an engine of %u sequences, %u requests",
                        e->conf.max_seqs, e->conf.max_requests);
     }
+    rc = kg_cache_create(e, err);
+    if (rc != KG_OK) {
+        return rc;
+    }
     e->max_pages = kg_adm_probe(e);
     if (kg_adm_max_pages(e, 1, 1) > e->max_pages) {
         return kg_fail(err, KG_ECONFIG,
@@ -195,6 +202,7 @@ void kg_engine_destroy(struct kg_engine *engine)
     if (engine->pool != NULL) {
         engine->parts.pool_ops->close(engine->pool);
     }
+    kg_cache_destroy(engine);
     kg_port_destroy(engine);
     kg_stats_destroy(engine);
     free_all(engine);

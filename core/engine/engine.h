@@ -28,7 +28,11 @@ struct kg_engine_conf {
     uint32_t lifetime;         /* enum kg_lifetime */
     uint32_t max_wait_ms;      /* past it nobody younger is admitted first; 0 off */
     uint32_t queue_timeout_ms; /* a request that waited longer ends with KG_FINISH_TIMEOUT; 0 off */
-    uint32_t debug;            /* check() after each step, poison freed units */
+    uint32_t prefix;           /* [prefix] enabled: 1 to reuse equal beginnings of prompts */
+    uint32_t checkpoint;  /* [prefix] checkpoint: enum kg_ckpt_policy (engine/index_policy.h) */
+    uint32_t interval;    /* [prefix] interval, tokens */
+    uint64_t ghost_bytes; /* [prefix] ghost_bytes */
+    uint32_t debug;       /* check() after each step, poison freed units */
     const struct kg_engine_test *test; /* engine/test.h; NULL outside tests; copied */
 };
 
@@ -138,6 +142,7 @@ struct kg_event {
     int rc;                                /* enum kg_rc */
     char text[200];                        /* for errors and refusals */
     uint32_t n_prompt, n_output, n_cached; /* tokens; n_cached came from the prefix cache */
+    uint32_t n_lost; /* prompt tokens whose pages were cached, lost for want of a state */
     uint32_t n_drafted, n_verified, n_accepted, n_preempted;
     uint64_t arrival_ns, admitted_ns, first_ns, done_ns; /* backend clock; 0: did not happen */
 };
@@ -146,7 +151,18 @@ struct kg_event {
 struct kg_engine_stats {
     uint64_t steps, step_ns_sum; /* steps run; time inside exec */
     uint64_t overhead_ns_sum;    /* time of steps outside exec */
-    uint64_t prompt_tokens, output_tokens, cached_tokens;
+    uint64_t prompt_tokens, output_tokens;
+    uint64_t queried_tokens; /* prompt tokens of first admissions */
+    uint64_t cached_tokens;  /* prompt tokens from the prefix cache, first admissions */
+    uint64_t lost_tokens;    /* with pages cached, but no state to go on from; all admissions */
+    uint64_t ghost_tokens;   /* known once, memory gone; first admissions, beyond cached pages */
+    uint64_t reused_tokens;  /* not computed thanks to the cache; all admissions */
+    uint64_t ckpt_written;   /* states given to the index */
+    uint64_t ckpt_unused;    /* written, but the index had one there */
+    uint64_t ckpt_skipped;   /* wanted, no unit to be had */
+    uint64_t ckpt_pruned;    /* wanted, worth less than what would have had to go */
+    uint64_t evicted[KG_N_KINDS]; /* cached units given up for room */
+    uint64_t n_short[KG_N_KINDS]; /* admissions put off, by the kind that was short */
     uint64_t drafted, verified, accepted;
     uint64_t preemptions, moves, moved_bytes;
     uint64_t finished[8];   /* by enum kg_finish */
@@ -155,6 +171,9 @@ struct kg_engine_stats {
     uint64_t last_progress_ns; /* backend clock of the last step that advanced a request */
     uint32_t n_waiting, n_running, n_seqs_step; /* now; sequences of the last step */
     uint32_t n_used[KG_N_KINDS];                /* pool units owned */
+    uint32_t n_cached[KG_N_KINDS];              /* of those, the prefix index's */
+    uint32_t n_evictable[KG_N_KINDS];           /* of those, not in use */
+    uint64_t ghost_bytes;                       /* of ghosts, host memory */
     uint32_t lost;     /* 1: the backend is gone, every request ends with KG_EDEVICE */
     uint32_t reserved; /* 0 */
     struct kg_pool_bytes bytes;

@@ -226,7 +226,7 @@ int kg_index_open(struct kg_index *ix, const struct kg_index_match *m, uint64_t 
         struct kg_ix_node *n = &ix->nodes[m->node];
         path->tip = path->state_node = m->node;
         path->n_tokens = m->state_tokens;
-        n->hits++;
+        n->hits += (uint32_t)(counts != 0);
         n->base = ix->floor;
         if (n->state_locks++ == 0) {
             ix->evictable[KG_STATE]--;
@@ -463,6 +463,55 @@ int kg_index_withdraw(struct kg_index *ix, const struct kg_index_path *path, uin
     kg_ix_set_state(ix, v, KG_NONE);
     (void)kg_ix_merge(ix, v);
     return KG_OK;
+}
+
+/* A node that only this path uses: its units leave, the path ends above it. */
+static void drop_tip(struct kg_index *ix, struct kg_index_path *path, uint32_t *pages,
+                     struct kg_index_victim *victim)
+{
+    uint32_t v = path->tip, parent = ix->nodes[v].parent;
+
+    victim->state = ix->nodes[v].state;
+    if (victim->state != KG_NONE) {
+        kg_ix_set_state(ix, v, KG_NONE);
+    }
+    for (uint32_t c = ix->nodes[v].first; c != KG_NONE; c = ix->next[c]) {
+        pages[victim->n_pages++] = ix->unit[c];
+        ix->unit[c] = KG_NONE;
+    }
+    ix->cached[KG_PAGE] -= victim->n_pages;
+    ix->nodes[v].locks--;
+    ix->nodes[v].tips--;
+    ix->nodes[parent].tips++;
+    path->tip = parent;
+    path->n_tokens = ix->nodes[parent].end * ix->conf.page_tokens;
+    kg_ix_set_ghost(ix, v, 1);
+    (void)kg_ix_trim(ix, 0);
+}
+
+int kg_index_distrust(struct kg_index *ix, struct kg_index_path *path, uint32_t *pages,
+                      uint32_t max_pages, struct kg_index_victim *victim)
+{
+    *victim = (struct kg_index_victim){.state = KG_NONE};
+    if (!path->open) {
+        return KG_EAGAIN;
+    }
+    kg_index_release(ix, path);
+    const struct kg_ix_node *tip = &ix->nodes[path->tip];
+    if (path->tip != KG_IX_ROOT && tip->locks == 1 && tip->tips == 1 && tip->n_live == 0 &&
+        tip->n_pages <= max_pages) {
+        drop_tip(ix, path, pages, victim);
+        return KG_OK;
+    }
+    for (uint32_t v = path->tip; v != KG_IX_ROOT; v = ix->nodes[v].parent) {
+        if (ix->nodes[v].state != KG_NONE && ix->nodes[v].state_locks == 0) {
+            victim->state = ix->nodes[v].state;
+            kg_ix_set_state(ix, v, KG_NONE);
+            (void)kg_ix_merge(ix, v);
+            return KG_OK;
+        }
+    }
+    return KG_EAGAIN;
 }
 
 uint32_t kg_index_state_below(const struct kg_index *ix, const struct kg_index_path *path,

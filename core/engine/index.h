@@ -128,6 +128,13 @@ int kg_index_donate(struct kg_index *ix, const struct kg_index_path *path, const
  * owns it. KG_EAGAIN when it is gone, another one, in use, or was worth something to somebody. */
 int kg_index_withdraw(struct kg_index *ix, const struct kg_index_path *path, uint32_t position,
                       uint32_t state);
+/*
+ * For a path whose contents are in doubt, before it is closed: takes out, from its end upwards,
+ * what only this path uses, pages and states, and then the states above that nobody is copying. One
+ * node per call; max_pages: room in pages[], at least the path's. KG_EAGAIN: nothing is left.
+ */
+int kg_index_distrust(struct kg_index *ix, struct kg_index_path *path, uint32_t *pages,
+                      uint32_t max_pages, struct kg_index_victim *victim);
 /* Ends a path: its pages may be evicted once no other path covers them. */
 void kg_index_close(struct kg_index *ix, struct kg_index_path *path);
 

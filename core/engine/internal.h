@@ -11,6 +11,8 @@
 #include "base/ring.h"
 #include "base/rng.h"
 #include "engine/engine.h"
+#include "engine/index.h"
+#include "engine/index_policy.h"
 #include "engine/test.h"
 
 #include <pthread.h>
@@ -32,6 +34,7 @@ struct kg_job {
     struct kg_sampling sampling;
     uint32_t *tokens;            /* [n_prompt + max_tokens] prompt, then output */
     uint32_t *pages;             /* [pages of n_prompt + max_tokens + block] ids in order */
+    uint8_t *cached;             /* [as pages] 1: the page is the index's, locked for us */
     uint32_t *boundaries;        /* [n_boundaries] */
     struct kg_logprob *logprobs; /* [max_tokens][n_lp] */
     struct kg_logprob *echo;     /* [n_prompt - 1][n_echo_lp] of tokens 1.. */
@@ -60,8 +63,8 @@ struct kg_req {
     uint32_t past;     /* committed tokens */
     uint32_t n_echoed; /* prompt tokens whose log probability was reported */
     uint32_t slot, epoch, grant;
-    uint32_t n_granted; /* pages promised, those taken included */
-    uint32_t n_pages;   /* pages taken */
+    uint32_t n_granted; /* pages promised, those taken and those from the cache included */
+    uint32_t n_pages;   /* pages in its list */
     uint32_t n_sent;    /* pages the backend was told of */
     uint32_t unit;      /* state unit */
     uint32_t fresh;     /* the next batch must RESET the slot */
@@ -74,6 +77,14 @@ struct kg_req {
     uint32_t put_off;   /* the policy's last answer was to put it off */
     uint64_t asked;     /* n_changes when the policy was asked, 0: ask */
     uint64_t ask_at_ns; /* held: ask again then */
+    /* cache.c */
+    struct kg_index_path path;
+    struct kg_index_match match; /* what it would find, while it waits */
+    uint32_t has_match, sighted;
+    uint32_t source;              /* state unit the first step copies, KG_NONE for zero */
+    uint32_t branch;              /* tokens the index had seen at admission */
+    uint32_t last_ckpt;           /* position of its last checkpoint, the hit included */
+    uint32_t answer, answer_unit; /* checkpoint at the end of the answer so far; 0 none */
 };
 
 /* Waiting requests by arrival: a window of an array, so that both ends are cheap. */
@@ -176,6 +187,7 @@ struct kg_engine {
     uint32_t n_picks, n_rows;
     struct kg_seq *seqs;     /* [max_seqs] */
     struct kg_order *orders; /* [max_seqs][max_orders] */
+    uint32_t *order_why;     /* [max_seqs][max_orders] KG_CKPT_WHY_* */
     struct kg_batch batch;
     struct kg_result result;
 
@@ -202,6 +214,10 @@ struct kg_engine {
     struct kg_rng rng;             /* test hooks */
     uint32_t *ballast[KG_N_KINDS]; /* [test.relocate] */
     uint32_t n_ballast[KG_N_KINDS];
+
+    struct kg_index *index;         /* NULL: no prefix reuse */
+    uint32_t gap;                   /* tokens whose pages take the bytes of a state */
+    uint32_t *moved_in, *moved_out; /* [max_units[KG_PAGE]] ids on their way */
 
     uint64_t exec_ns;      /* real time inside exec in this step */
     uint64_t moved_clock;  /* the idle step advanced the virtual clock */
@@ -263,8 +279,9 @@ enum kg_admit kg_adm_ask(void *ctx, uint32_t index, uint32_t *computed);
 void kg_adm_growth(struct kg_engine *e);
 /* Takes pages up to `n_rows` rows beyond `past` out of the request's grant. */
 int kg_adm_take(struct kg_engine *e, struct kg_req *r, uint32_t n_rows);
-/* One unit outside any request's grant: KG_EAGAIN when there is no room. */
-int kg_adm_single(struct kg_engine *e, uint32_t kind, uint32_t *id);
+/* One unit outside any request's grant, evict: at the cost of what is cached. KG_EAGAIN when there
+ * is no room. */
+int kg_adm_single(struct kg_engine *e, uint32_t kind, int evict, uint32_t *id);
 /* Tells the backend what the pool moved. */
 void kg_adm_sync(struct kg_engine *e);
 /* Gives units back in stream order; poisoned in debug runs or when asked. */
@@ -284,6 +301,39 @@ void kg_pol_begin(struct kg_engine *e, uint64_t now_ns);
 enum kg_admit kg_pol_ask(struct kg_engine *e, struct kg_req *r, const uint32_t need[KG_N_KINDS]);
 /* Not held any more, for whatever reason; to be asked about anew. */
 void kg_pol_release(struct kg_engine *e, struct kg_req *r);
+
+/* --- cache.c: the prefix index --- */
+
+#define KG_MAX_ORDERS 16u
+
+int kg_cache_create(struct kg_engine *e, struct kg_error *err);
+void kg_cache_destroy(struct kg_engine *e);
+/* Units of each kind that could be evicted now. */
+void kg_cache_evictable(const struct kg_engine *e, uint32_t n[KG_N_KINDS]);
+/* Gives back the cheapest units of a kind that helps (want as in kg_index_evict); 0: none left. */
+int kg_cache_evict(struct kg_engine *e, const uint32_t want[KG_N_KINDS]);
+/* Matches a waiting request, anew only if the index changed on its path. Pages it would find. */
+uint32_t kg_cache_look(struct kg_engine *e, struct kg_req *r);
+/* Begins the request's path at what is cached, locked (use = 0: at nothing). Pages it found. The
+ * caller asks the pool and then admits or closes. */
+uint32_t kg_cache_open(struct kg_engine *e, struct kg_req *r, int use);
+/* The request holds a grant: its list begins with the pages found. */
+void kg_cache_admit(struct kg_engine *e, struct kg_req *r);
+/* A step of the request was waited for: pages and checkpoints into the index. good = 0: the step
+ * failed or was not finite, its checkpoints go back. */
+void kg_cache_settle(struct kg_engine *e, const struct kg_pick *p, const struct kg_seq *q,
+                     int good);
+/* The request holds nothing any more: its pages go to the index or the pool. */
+void kg_cache_close(struct kg_engine *e, struct kg_req *r);
+/* Rows a prefilling pick may have so that its checkpoints fit in one step. */
+uint32_t kg_cache_rows(const struct kg_engine *e, const struct kg_pick *p);
+/* Takes units for the checkpoints of a pick, its draft length fixed. */
+void kg_cache_order(struct kg_engine *e, struct kg_pick *p, struct kg_order *orders, uint32_t *why);
+/* Pages of the list that are the request's own. */
+uint32_t kg_cache_own_pages(const struct kg_req *r);
+/* Adds the units the index owns; KG_EINVAL when it is not sound. */
+int kg_cache_check(const struct kg_engine *e, uint64_t used[KG_N_KINDS], struct kg_error *err);
+void kg_cache_stats(struct kg_engine *e);
 
 /* --- plan.c --- */
 

@@ -206,12 +206,13 @@ static struct kg_job *job_create(const struct kg_engine *e, const struct kg_requ
     size_t head = span(1, sizeof(struct kg_job));
     size_t tokens = span(n_tokens, sizeof(uint32_t));
     size_t pages = span(kg_adm_max_pages(e, q->n_prompt, max_tokens), sizeof(uint32_t));
+    size_t cached = span(kg_adm_max_pages(e, q->n_prompt, max_tokens), 1);
     size_t bounds = span((uint64_t)q->n_boundaries + 1, sizeof(uint32_t));
     size_t lp = span((uint64_t)max_tokens * n_lp + 1, sizeof(struct kg_logprob));
     size_t echo = span((uint64_t)q->n_prompt * n_echo + 1, sizeof(struct kg_logprob));
-    size_t bytes = head + tokens + pages + bounds + lp + echo;
+    size_t bytes = head + tokens + pages + cached + bounds + lp + echo;
 
-    if (tokens == 0 || pages == 0 || bounds == 0 || lp == 0 || echo == 0) {
+    if (tokens == 0 || pages == 0 || cached == 0 || bounds == 0 || lp == 0 || echo == 0) {
         return NULL;
     }
     struct kg_job *j = malloc(bytes);
@@ -239,7 +240,8 @@ static struct kg_job *job_create(const struct kg_engine *e, const struct kg_requ
     }
     j->tokens = (uint32_t *)(void *)at;
     j->pages = (uint32_t *)(void *)(at += tokens);
-    j->boundaries = (uint32_t *)(void *)(at += pages);
+    j->cached = at += pages;
+    j->boundaries = (uint32_t *)(void *)(at += cached);
     j->logprobs = (struct kg_logprob *)(void *)(at += bounds);
     j->echo = (struct kg_logprob *)(void *)(at + lp);
     memcpy(j->tokens, q->tokens, q->n_prompt * sizeof(*q->tokens));

@@ -194,6 +194,8 @@ void kg_req_admit(struct kg_engine *e, struct kg_req *r, uint32_t grant, uint32_
     r->epoch++;
     r->n_target = r->n_tokens;
     r->past = r->n_pages = r->n_sent = 0;
+    r->source = KG_NONE;
+    kg_cache_admit(e, r);
     r->fresh = 1;
     if (r->admission == 0) {
         r->admission = ++e->n_admissions;
@@ -217,7 +219,7 @@ static void release(struct kg_engine *e, struct kg_req *r)
 
     e->parts.exec_ops->drop(e->parts.exec, &r->slot, 1);
     kg_draft_seen(e, &gone);
-    kg_adm_give(e, KG_PAGE, r->job->pages, r->n_pages, r->nan);
+    kg_cache_close(e, r);
     kg_adm_give(e, KG_STATE, &r->unit, 1, r->nan);
     e->parts.pool_ops->grant_close(e->pool, r->grant);
     e->free_slots[e->n_free_slots++] = r->slot;
@@ -231,6 +233,7 @@ void kg_req_preempt(struct kg_engine *e, struct kg_req *r)
 {
     release(e, r);
     r->past = 0;
+    r->has_match = 0; /* more tokens are known now */
     r->n_target = r->n_tokens;
     r->job->done.n_preempted++;
     e->stats.preemptions++;
@@ -387,7 +390,10 @@ int kg_req_check(const struct kg_engine *e, struct kg_error *err)
         if (check_running(e, i, err) != KG_OK) {
             return KG_EINVAL;
         }
-        used[KG_PAGE] += e->reqs[e->running[i].index].n_pages;
+        used[KG_PAGE] += kg_cache_own_pages(&e->reqs[e->running[i].index]);
+    }
+    if (kg_cache_check(e, used, err) != KG_OK) {
+        return KG_EINVAL;
     }
     for (uint32_t i = w->head; i < w->head + w->n; i++) {
         const struct kg_req *r = &e->reqs[w->rows[i].index];
@@ -400,7 +406,8 @@ int kg_req_check(const struct kg_engine *e, struct kg_error *err)
     for (uint32_t k = 0; k < KG_N_KINDS; k++) {
         uint32_t n = e->parts.pool_ops->n_used(e->pool, k);
         if (n != used[k]) {
-            return kg_fail(err, KG_EINVAL, "engine: requests hold %llu %ss, the pool says %u",
+            return kg_fail(err, KG_EINVAL,
+                           "engine: requests and index hold %llu %ss, the pool says %u",
                            (unsigned long long)used[k], kg_kind_name(k), n);
         }
     }

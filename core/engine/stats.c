@@ -24,6 +24,7 @@ void kg_stats_publish(struct kg_engine *e, uint64_t now_ns)
     struct kg_engine_stats *s = &e->stats;
     uint64_t words[N_WORDS];
 
+    kg_cache_stats(e);
     s->n_waiting = e->waiting.n;
     s->n_running = e->n_running;
     s->lost = atomic_load_explicit(&e->lost, memory_order_relaxed);

@@ -223,6 +223,49 @@ static void put_labelled(struct kg_serve *s, struct kg_buf *b, const char *name,
     (void)kg_metrics_sample(b, name, labels, v);
 }
 
+static void put_kinds(struct kg_serve *s, struct kg_buf *b, const char *name, char type,
+                      const char *doc, double pages, double states)
+{
+    (void)kg_metrics_family(b, name, type, doc);
+    put_labelled(s, b, name, "kind", "page", pages);
+    put_labelled(s, b, name, "kind", "state", states);
+}
+
+/* The prefix cache: what was asked, found, lost and why. */
+static void put_prefix(struct kg_serve *s, struct kg_buf *b, const struct kg_engine_stats *st)
+{
+    static const char ckpt[] = "kedge:checkpoints_total";
+
+    put(s, b, "vllm:prefix_cache_queries_total", KG_COUNTER, "Prompt tokens looked up.",
+        (double)st->queried_tokens);
+    put(s, b, "vllm:prefix_cache_hits_total", KG_COUNTER, "Prompt tokens found and reused.",
+        (double)st->cached_tokens);
+    put(s, b, "kedge:prefix_lost_tokens_total", KG_COUNTER,
+        "Prompt tokens whose pages were cached, lost for want of a state.",
+        (double)st->lost_tokens);
+    put(s, b, "kedge:prefix_ghost_tokens_total", KG_COUNTER,
+        "Prompt tokens seen before whose memory was gone.", (double)st->ghost_tokens);
+    put(s, b, "kedge:prefix_reused_tokens_total", KG_COUNTER,
+        "Tokens not computed again, resumptions after preemption included.",
+        (double)st->reused_tokens);
+    put(s, b, "kedge:prefix_ghost_bytes", KG_GAUGE, "Host memory of ghosts.",
+        (double)st->ghost_bytes);
+    (void)kg_metrics_family(b, ckpt, KG_COUNTER, "Checkpoints wanted, by what became of them.");
+    put_labelled(s, b, ckpt, "outcome", "written", (double)st->ckpt_written);
+    put_labelled(s, b, ckpt, "outcome", "unused", (double)st->ckpt_unused);
+    put_labelled(s, b, ckpt, "outcome", "skipped", (double)st->ckpt_skipped);
+    put_labelled(s, b, ckpt, "outcome", "pruned", (double)st->ckpt_pruned);
+    put_kinds(s, b, "kedge:evicted_units_total", KG_COUNTER, "Cached units given up, by kind.",
+              (double)st->evicted[KG_PAGE], (double)st->evicted[KG_STATE]);
+    put_kinds(s, b, "kedge:units_cached", KG_GAUGE, "Units the prefix cache owns, by kind.",
+              st->n_cached[KG_PAGE], st->n_cached[KG_STATE]);
+    put_kinds(s, b, "kedge:units_evictable", KG_GAUGE, "Of those, in use by nobody.",
+              st->n_evictable[KG_PAGE], st->n_evictable[KG_STATE]);
+    put_kinds(s, b, "kedge:admission_short_total", KG_COUNTER,
+              "Times a request had to wait for memory, by the kind that was short.",
+              (double)st->n_short[KG_PAGE], (double)st->n_short[KG_STATE]);
+}
+
 static void put_memory(struct kg_serve *s, struct kg_buf *b, const struct kg_engine_stats *st)
 {
     static const char units[] = "kedge:units_used";
@@ -254,6 +297,7 @@ int kg_stats_write(struct kg_serve *s, struct kg_buf *b)
 
     kg_engine_stats(s->parts.engine, &st);
     put_engine(s, b, &st);
+    put_prefix(s, b, &st);
     put_memory(s, b, &st);
     (void)snprintf(labels, sizeof(labels), "%s,block_size=\"%u\",num_gpu_blocks=\"%u\"",
                    s->model_label, layout->page_tokens, layout->max_units[KG_PAGE]);

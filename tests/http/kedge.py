@@ -180,11 +180,18 @@ class Server:
             assert time.monotonic() < end, "still %r, wanted %r" % (got, want)
 
     def is_idle(self):
+        """Nobody runs or waits, and every unit is free or cached and not in use."""
         m = self.metrics()
+        for k, v in m.items():
+            if k.startswith("kedge:units_used") and (
+                v != m[k.replace("units_used", "units_cached")]
+                or v != m[k.replace("units_used", "units_evictable")]
+            ):
+                return False
         return all(
             v == 0
             for k, v in m.items()
-            if k.startswith(("kedge:units_used", "kedge:sequences_live", "kedge:promised_bytes"))
+            if k.startswith(("kedge:sequences_live", "kedge:promised_bytes"))
             or k.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting"))
             or (k.startswith("kedge:arena_bytes") and "live_" in k)
         )

@@ -167,12 +167,17 @@ def check_refuses_what_can_never_run_with_the_numbers():
 
 
 @case
-def check_tells_what_is_not_built_and_what_costs():
-    r = run("check", *NULL, "--set", "memory.bytes=64k", "--set", "engine.max_seqs=4", "--set",
-            "prefix.enabled=yes")
+def check_tells_what_is_reused_and_what_costs():
+    r = run("check", *NULL, "--set", "memory.bytes=64k", "--set", "engine.max_seqs=4")
     equal(r.returncode, 0)
-    assert re.search(r"^prefix +reuse: not built yet$", r.stdout, re.M)
-    assert "warning: --set: [prefix] enabled = yes: prefix reuse is not built yet" in r.stdout
+    assert re.search(r"^prefix +reuse on, checkpoints: auto \(interval 4096 tokens\); "
+                     r"one takes the room of \d+ cached tokens$", r.stdout, re.M), r.stdout
+    assert "[prefix] enabled" not in r.stdout
+    r = run("check", *NULL, "--set", "memory.bytes=64k", "--set", "engine.max_seqs=4", "--set",
+            "prefix.enabled=no")
+    equal(r.returncode, 0)
+    assert re.search(r"^prefix +reuse off: every request is computed", r.stdout, re.M), r.stdout
+    assert "warning: --set: [prefix] enabled = no: every request is computed" in r.stdout
     assert re.search(r"^warning: .*a request can hold \d+ tokens, not the 4096", r.stdout, re.M)
 
 

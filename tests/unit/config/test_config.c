@@ -197,7 +197,7 @@ static void a_zero_byte_ends_no_line_early(void **state)
 
 static void what_is_not_built_is_refused_or_warned_of(void **state)
 {
-    static const char text[] = "[prefix]\nenabled = yes\ninterval = 512\n[engine]\n"
+    static const char text[] = "[prefix]\nenabled = no\ninterval = 512\n[engine]\n"
                                "cost = measured\n";
     struct kg_config *c = fresh();
 
@@ -213,9 +213,8 @@ static void what_is_not_built_is_refused_or_warned_of(void **state)
     assert_int_equal(kg_config_read_text(c, "t", text, sizeof(text) - 1), KG_OK);
     assert_int_equal(kg_config_finish(c), KG_OK);
     assert_string_equal(kg_config_warnings(c),
-                        "t:2: [prefix] enabled = yes: prefix reuse is not built yet, every request "
-                        "is computed from its first token\n"
-                        "t:3: [prefix] interval: no effect, prefix reuse is not built yet\n"
+                        "t:2: [prefix] enabled = no: every request is computed from its first "
+                        "token, also a chat's next turn\n"
                         "t:5: [engine] cost: no effect, the cost surface is not built yet\n");
     kg_config_destroy(c);
 }

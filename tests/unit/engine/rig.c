@@ -1,5 +1,7 @@
 #include "rig.h"
 
+#include "engine/index_policy.h"
+
 #include "doubles.h"
 #include "script.h"
 
@@ -264,6 +266,10 @@ void rig_open(struct rig *rig, const struct rig_conf *c)
         .lifetime = c->lifetime,
         .max_wait_ms = c->max_wait_ms,
         .queue_timeout_ms = c->queue_timeout_ms,
+        .prefix = !c->no_prefix,
+        .checkpoint = or (c->checkpoint, KG_CKPT_AUTO + 1) - 1,
+        .interval = or (c->interval, 16),
+        .ghost_bytes = c->ghost_bytes != 0 ? c->ghost_bytes : 65536,
         .debug = !c->no_debug,
         .test = c->test,
     };
@@ -354,8 +360,7 @@ void rig_pump(struct rig *rig)
 
 int rig_step(struct rig *rig)
 {
-    struct kg_error err = {0};
-    int rc = kg_engine_step(rig->engine, &err);
+    int rc = kg_engine_step(rig->engine, &rig->error);
 
     rig_pump(rig);
     return rc;
@@ -368,7 +373,8 @@ uint32_t rig_run(struct rig *rig, uint32_t max_steps)
     while (rig->n_open > 0) {
         int rc = rig_step(rig);
         if (rc < 0 || ++n > max_steps) {
-            fail_msg("%u requests open after %u steps (%d)", rig->n_open, n, rc);
+            fail_msg("%u requests open after %u steps (%d): %s", rig->n_open, n, rc,
+                     rc < 0 ? rig->error.text : "too many");
         }
     }
     return n;
@@ -380,8 +386,10 @@ void rig_assert_empty(struct rig *rig)
 
     (void)rig_step(rig);
     kg_engine_stats(rig->engine, &s);
-    assert_int_equal(s.n_used[KG_PAGE], 0);
-    assert_int_equal(s.n_used[KG_STATE], 0);
+    for (uint32_t k = 0; k < KG_N_KINDS; k++) { /* what is left is cached, and could go */
+        assert_int_equal(s.n_used[k], s.n_cached[k]);
+        assert_int_equal(s.n_cached[k], s.n_evictable[k]);
+    }
     assert_int_equal(s.n_running, 0);
     assert_int_equal(s.n_waiting, 0);
     assert_int_equal(s.bytes.promised, 0);

@@ -32,7 +32,11 @@ struct rig_conf {
     uint32_t max_context;           /* the backend's */
     uint32_t max_draft;             /* 8 */
     uint32_t lifetime, max_wait_ms, queue_timeout_ms;
-    uint32_t no_debug; /* 1: no checks after each step */
+    uint32_t no_debug;    /* 1: no checks after each step */
+    uint32_t no_prefix;   /* 1: no prefix reuse; it is on by default */
+    uint32_t checkpoint;  /* enum kg_ckpt_policy + 1; auto */
+    uint32_t interval;    /* tokens, 16 */
+    uint64_t ghost_bytes; /* 64 KiB */
     /* Replaces the backend's table, for backends that fail. */
     const struct kg_exec_ops *(*wrap)(const struct kg_exec_ops *ops);
     const struct kg_engine_test *test;
@@ -46,7 +50,7 @@ struct rig_part {
     struct kg_cell cells[32];
     uint8_t conf[512];
     char text[512]; /* of the options: strings of conf point into it */
-    uint64_t held; /* bytes */
+    uint64_t held;  /* bytes */
 };
 
 #define RIG_IDS 2048 /* requests have ids 1 .. RIG_IDS-1 */
@@ -69,8 +73,9 @@ struct rig {
     struct kg_exec *exec;
     struct kg_engine *engine;
     uint32_t vocab;
-    struct rig_out *outs; /* [RIG_IDS] */
-    uint32_t n_open;      /* submitted, not done */
+    struct rig_out *outs;  /* [RIG_IDS] */
+    uint32_t n_open;       /* submitted, not done */
+    struct kg_error error; /* of the last step that failed */
 };
 
 /* Built-in, double, or file in the plugin folder of the build; NULL when there is none. */

@@ -1,0 +1,360 @@
+/*
+ * Requests and the prefix index: what a request finds at admission, what it leaves while it runs,
+ * and what goes when room is short. The index owns what is cached; the pool is told here.
+ */
+#include "engine/internal.h"
+
+#include "base/clock.h"
+#include "base/hash.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+/* --- life --- */
+
+int kg_cache_create(struct kg_engine *e, struct kg_error *err)
+{
+    const struct kg_pool_layout *l = &e->layout;
+    uint64_t seed = 0;
+
+    if (!e->conf.prefix) {
+        return KG_OK;
+    }
+    if (getrandom(&seed, sizeof(seed), GRND_NONBLOCK) != (ssize_t)sizeof(seed)) {
+        seed = kg_hash_mix(kg_now_ns()); /* no entropy yet: a clock is better than a constant */
+    }
+    struct kg_index_conf conf = {.page_tokens = l->page_tokens,
+                                 .max_units = {l->max_units[KG_PAGE], l->max_units[KG_STATE]},
+                                 .unit_bytes = {l->unit_bytes[KG_PAGE], l->unit_bytes[KG_STATE]},
+                                 .ghost_bytes = e->conf.ghost_bytes,
+                                 .seed = seed};
+    uint64_t gap = (conf.unit_bytes[KG_STATE] + conf.unit_bytes[KG_PAGE] - 1) /
+                   conf.unit_bytes[KG_PAGE] * conf.page_tokens;
+
+    e->gap = gap < UINT32_MAX ? (uint32_t)gap : UINT32_MAX;
+    e->moved_in = calloc(l->max_units[KG_PAGE], sizeof(*e->moved_in));
+    e->moved_out = calloc(l->max_units[KG_PAGE], sizeof(*e->moved_out));
+    if (e->moved_in == NULL || e->moved_out == NULL) {
+        return kg_fail(err, KG_ENOMEM, "no memory for a prefix index");
+    }
+    return kg_index_create(&conf, &e->index, err);
+}
+
+void kg_cache_destroy(struct kg_engine *e)
+{
+    kg_index_destroy(e->index);
+    free(e->moved_in);
+    free(e->moved_out);
+}
+
+/* --- room --- */
+
+void kg_cache_evictable(const struct kg_engine *e, uint32_t n[KG_N_KINDS])
+{
+    n[KG_PAGE] = n[KG_STATE] = 0;
+    if (e->index != NULL) {
+        kg_index_evictable(e->index, n);
+    }
+}
+
+int kg_cache_evict(struct kg_engine *e, const uint32_t want[KG_N_KINDS])
+{
+    struct kg_index_victim v;
+
+    if (e->index == NULL ||
+        kg_index_evict(e->index, want, e->moved_out, e->layout.max_units[KG_PAGE], &v) != KG_OK) {
+        return 0;
+    }
+    kg_adm_give(e, KG_PAGE, e->moved_out, v.n_pages, 0);
+    if (v.state != KG_NONE) {
+        kg_adm_give(e, KG_STATE, &v.state, 1, 0);
+    }
+    e->stats.evicted[KG_PAGE] += v.n_pages;
+    e->stats.evicted[KG_STATE] += v.state != KG_NONE;
+    return 1;
+}
+
+static void own(struct kg_engine *e, uint32_t kind, const uint32_t *ids, uint32_t n)
+{
+    if (n > 0 && e->parts.pool_ops->own(e->pool, kind, n, ids, 1) != KG_OK) {
+        (void)kg_fail(&e->error, KG_EDEVICE, "pool does not know %u %ss from %u on", n,
+                      kg_kind_name(kind), ids[0]);
+        atomic_store(&e->lost, 1);
+    }
+}
+
+/* --- admission --- */
+
+uint32_t kg_cache_look(struct kg_engine *e, struct kg_req *r)
+{
+    if (e->index == NULL || r->job->flags & KG_REQ_NO_CACHE) {
+        return 0;
+    }
+    if (!r->has_match || !kg_index_is_fresh(e->index, &r->match)) {
+        kg_index_match(e->index, r->job->salt, r->job->tokens, r->n_tokens, &r->match);
+        r->has_match = 1;
+    }
+    /* Who wants the log probabilities of the prompt must compute it. */
+    return r->job->n_echo_lp == 0 ? r->match.state_tokens / e->layout.page_tokens : 0;
+}
+
+uint32_t kg_cache_open(struct kg_engine *e, struct kg_req *r, int use)
+{
+    uint32_t hit = kg_cache_look(e, r);
+
+    if (e->index == NULL || r->job->flags & KG_REQ_NO_CACHE) {
+        return 0;
+    }
+    use = use && hit > 0;
+    (void)kg_index_open(e->index, &r->match, r->job->salt, use, !r->sighted, &r->path);
+    r->sighted = 1;
+    return r->path.n_tokens / e->layout.page_tokens;
+}
+
+void kg_cache_admit(struct kg_engine *e, struct kg_req *r)
+{
+    const struct kg_index_match *m = &r->match;
+    struct kg_event *done = &r->job->done;
+
+    if (!r->path.open) {
+        return;
+    }
+    r->past = r->path.n_tokens;
+    r->n_pages = r->past / e->layout.page_tokens;
+    kg_index_pages(e->index, &r->path, r->job->pages);
+    memset(r->job->cached, 1, r->n_pages);
+    r->source = r->past > 0 ? m->state : KG_NONE;
+    r->last_ckpt = r->past;
+    r->branch = m->seen_tokens;
+    r->answer = 0;
+    e->stats.reused_tokens += r->past;
+    e->stats.lost_tokens += m->page_tokens - r->past;
+    if (done->n_preempted == 0) {
+        done->n_cached = r->past;
+        done->n_lost = m->page_tokens - r->past;
+        e->stats.queried_tokens += r->job->n_prompt;
+        e->stats.cached_tokens += r->past;
+        e->stats.ghost_tokens +=
+            m->seen_tokens > m->page_tokens ? m->seen_tokens - m->page_tokens : 0;
+    }
+}
+
+/* --- what a request leaves --- */
+
+/* Whole committed pages go into the index; what it hands out goes back to the pool. */
+static void insert(struct kg_engine *e, struct kg_req *r, int last)
+{
+    uint32_t page = e->layout.page_tokens, at = r->path.n_tokens / page;
+    uint32_t n = r->past / page, n_in = 0, n_out = 0;
+
+    if (n <= at) {
+        return;
+    }
+    uint32_t *pages = r->job->pages + at, *out = e->moved_out;
+    n = kg_index_append(e->index, &r->path, r->job->tokens + (size_t)at * page, pages, n - at, last,
+                        out);
+    for (uint32_t i = 0; i < n; i++) {
+        if (out[i] == pages[i]) {
+            continue;
+        }
+        r->job->cached[at + i] = 1;
+        e->moved_in[n_in++] = pages[i];
+        if (out[i] != KG_NONE) {
+            out[n_out++] = out[i];
+        }
+    }
+    own(e, KG_PAGE, e->moved_in, n_in);
+    kg_adm_give(e, KG_PAGE, out, n_out, 0);
+}
+
+/* A state that was written goes to the node at its position, or back. */
+static void donate(struct kg_engine *e, struct kg_req *r, const struct kg_order *o, uint32_t why)
+{
+    if (!r->path.open ||
+        kg_index_donate(e->index, &r->path, r->job->tokens, o->position, o->unit) != KG_OK) {
+        kg_adm_give(e, KG_STATE, &o->unit, 1, 0);
+        e->stats.ckpt_unused += r->path.open;
+        return;
+    }
+    own(e, KG_STATE, &o->unit, 1);
+    e->stats.ckpt_written++;
+    r->last_ckpt = o->position;
+    if (why == KG_CKPT_WHY_ANSWER) {
+        r->answer = o->position;
+        r->answer_unit = o->unit;
+    }
+}
+
+void kg_cache_settle(struct kg_engine *e, const struct kg_pick *p, const struct kg_seq *q, int good)
+{
+    struct kg_req *r = p->req;
+    const uint32_t *why = e->order_why + (size_t)(q - e->seqs) * e->desc.max_orders;
+
+    if (r->path.open && good) {
+        kg_index_release(e->index, &r->path);
+        insert(e, r, 0);
+    }
+    for (uint32_t i = 0; i < p->n_orders; i++) {
+        const struct kg_order *o = &q->orders[i];
+        if (!good || o->position > r->past) {
+            kg_adm_give(e, KG_STATE, &o->unit, 1, !good);
+            continue;
+        }
+        if (e->test.on_order != NULL) {
+            e->test.on_order(e->test.ctx, q->id, o->position, o->unit);
+        }
+        donate(e, r, o, why[i]);
+    }
+}
+
+void kg_cache_close(struct kg_engine *e, struct kg_req *r)
+{
+    struct kg_index_victim v;
+
+    if (r->path.open && r->nan) {
+        /* Nobody knows where the bad value came from: nothing of this path is resumed again. */
+        while (kg_index_distrust(e->index, &r->path, e->moved_out, e->layout.max_units[KG_PAGE],
+                                 &v) == KG_OK) {
+            kg_adm_give(e, KG_PAGE, e->moved_out, v.n_pages, 1);
+            kg_adm_give(e, KG_STATE, &v.state, v.state != KG_NONE, 1);
+        }
+    } else if (r->path.open) {
+        insert(e, r, 1);
+    }
+    for (uint32_t i = 0; i < r->n_pages;) { /* runs of its own pages */
+        uint32_t n = 0;
+        while (i + n < r->n_pages && !r->job->cached[i + n]) {
+            n++;
+        }
+        kg_adm_give(e, KG_PAGE, r->job->pages + i, n, r->nan);
+        i += n + 1;
+    }
+    if (r->path.open) {
+        kg_index_close(e->index, &r->path);
+    }
+}
+
+/* --- checkpoints --- */
+
+/* Positions of the next rows; how many of them the step may have. */
+static uint32_t positions(const struct kg_engine *e, const struct kg_pick *p, struct kg_ckpt *out,
+                          uint32_t *n_rows)
+{
+    const struct kg_req *r = p->req;
+    struct kg_ckpt_view v = {.policy = r->path.open ? e->conf.checkpoint : KG_CKPT_OFF,
+                             .page_tokens = e->layout.page_tokens,
+                             .interval = e->conf.interval,
+                             .gap = e->gap,
+                             .max_orders = e->desc.max_orders < KG_MAX_ORDERS ? e->desc.max_orders
+                                                                              : KG_MAX_ORDERS,
+                             .n_prompt = r->n_target,
+                             .past = r->past,
+                             .n_rows = p->n_tokens + p->n_draft,
+                             .branch = r->branch,
+                             .last = r->last_ckpt,
+                             .boundaries = r->job->boundaries,
+                             .n_boundaries = r->job->n_boundaries};
+
+    if (e->test.force_orders) {
+        v.policy = KG_CKPT_INTERVAL;
+        v.interval = v.page_tokens;
+    }
+    return kg_ckpt_orders(&v, out, n_rows);
+}
+
+uint32_t kg_cache_rows(const struct kg_engine *e, const struct kg_pick *p)
+{
+    struct kg_ckpt at[KG_MAX_ORDERS];
+    uint32_t n_rows;
+
+    (void)positions(e, p, at, &n_rows);
+    return n_rows;
+}
+
+/* A unit for a checkpoint: free room, or under the policy's rule that of the cheapest state. */
+static int find_unit(struct kg_engine *e, struct kg_req *r, uint32_t position, uint32_t *unit)
+{
+    if (kg_adm_single(e, KG_STATE, 0, unit) == KG_OK) {
+        return 1;
+    }
+    if (e->index == NULL || !r->path.open) {
+        return 0;
+    }
+    uint32_t from = kg_index_state_below(e->index, &r->path, position - 1);
+    from = from > r->last_ckpt ? from : r->last_ckpt;
+    if (from >= position ||
+        !kg_ckpt_wins(e->conf.checkpoint, kg_index_worth(e->index, from, position),
+                      kg_index_cheapest(e->index))) {
+        e->stats.ckpt_pruned++;
+        return 0;
+    }
+    if (kg_adm_single(e, KG_STATE, 1, unit) != KG_OK) {
+        e->stats.ckpt_skipped++;
+        return 0;
+    }
+    return 1;
+}
+
+void kg_cache_order(struct kg_engine *e, struct kg_pick *p, struct kg_order *orders, uint32_t *why)
+{
+    struct kg_req *r = p->req;
+    struct kg_ckpt at[KG_MAX_ORDERS];
+    uint32_t n_rows, unit, n = positions(e, p, at, &n_rows);
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (at[i].why == KG_CKPT_WHY_ANSWER && r->answer > 0) {
+            /* The end of the answer moves on: its old state goes, if nobody came for it. */
+            if (kg_index_withdraw(e->index, &r->path, r->answer, r->answer_unit) == KG_OK) {
+                kg_adm_give(e, KG_STATE, &r->answer_unit, 1, 0);
+                r->last_ckpt = kg_index_state_below(e->index, &r->path, r->answer);
+            }
+            r->answer = 0;
+        }
+        if (find_unit(e, r, at[i].position, &unit)) {
+            why[p->n_orders] = at[i].why;
+            orders[p->n_orders++] = (struct kg_order){at[i].position, unit};
+        }
+    }
+}
+
+/* --- self-check --- */
+
+uint32_t kg_cache_own_pages(const struct kg_req *r)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < r->n_pages; i++) {
+        n += !r->job->cached[i];
+    }
+    return n;
+}
+
+int kg_cache_check(const struct kg_engine *e, uint64_t used[KG_N_KINDS], struct kg_error *err)
+{
+    uint32_t n[KG_N_KINDS];
+
+    if (e->index == NULL) {
+        return KG_OK;
+    }
+    kg_index_cached(e->index, n);
+    used[KG_PAGE] += n[KG_PAGE];
+    used[KG_STATE] += n[KG_STATE];
+    return kg_index_check(e->index, err);
+}
+
+void kg_cache_stats(struct kg_engine *e)
+{
+    struct kg_engine_stats *s = &e->stats;
+    struct kg_index_stats x;
+
+    if (e->index == NULL) {
+        return;
+    }
+    kg_index_stats(e->index, &x);
+    for (uint32_t k = 0; k < KG_N_KINDS; k++) {
+        s->n_cached[k] = x.cached[k];
+        s->n_evictable[k] = x.evictable[k];
+    }
+    s->ghost_bytes = x.ghost_bytes;
+}
