@@ -21,6 +21,9 @@ static const struct command commands[] = {
 #ifdef KG_CMD_CHECK
     {"check", NULL, kg_cmd_check, "say what a configuration will do, or why it cannot work"},
 #endif
+#ifdef KG_CMD_REPLAY
+    {"replay", NULL, kg_cmd_replay, "run the core on a trace, simulated or real"},
+#endif
 #ifdef KG_CMD_BENCH_SERVE
     {"bench", "serve", kg_cmd_bench_serve, "load a running server and report its figures"},
 #endif

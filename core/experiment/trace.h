@@ -33,6 +33,7 @@ struct kg_trace_conf {
     uint32_t main_only;  /* agentic: 1 leaves sub-agents out */
     uint64_t limit;      /* requests taken; 0 all */
     uint64_t spread_ns;  /* agentic: session starts are spread evenly over this time */
+    uint64_t horizon_ns; /* leave out what was recorded later than this; 0 off */
     uint64_t seed;       /* servegen: of the draws */
 };
 

@@ -20,6 +20,7 @@ struct agent {
     uint64_t end_ns;        /* its recorded end, from the agent's start */
     uint32_t parent;        /* sub-agent: request its first one follows */
     uint64_t parent_gap_ns; /* and how long after that one's end it began */
+    uint64_t begin_ns;      /* recorded start, from the session's */
 };
 
 struct session {
@@ -61,7 +62,7 @@ static void end_session(struct kg_reader *r, struct session *s)
 
 static int start_session(struct kg_reader *r, struct session *s, const json_t *o)
 {
-    int rc = kg_json_need(r, o, "session", 0, MAX_SESSION, &s->number);
+    int rc = kg_tj_need(r, o, "session", 0, MAX_SESSION, &s->number);
 
     end_session(r, s);
     s->first = r->t->n;
@@ -80,8 +81,8 @@ static struct agent *find_agent(struct kg_reader *r, struct session *s, const js
     uint64_t session = 0;
 
     *number = 0;
-    if (kg_json_need(r, o, "s", 0, MAX_SESSION, &session) != KG_OK ||
-        kg_json_u64(r, o, key, 1, MAX_AGENTS - 1, number) < 0) {
+    if (kg_tj_need(r, o, "s", 0, MAX_SESSION, &session) != KG_OK ||
+        kg_tj_u64(r, o, key, 1, MAX_AGENTS - 1, number) < 0) {
         return NULL;
     }
     if (!s->begun || session != s->number) {
@@ -100,11 +101,12 @@ static int start_agent(struct kg_reader *r, struct session *s, const json_t *o)
     if (a == NULL) {
         return KG_EINVAL;
     }
-    int rc = kg_json_time(r, o, "t", NS_PER_MS, &t_ns);
+    int rc = kg_tj_time(r, o, "t", NS_PER_MS, &t_ns);
     if (rc < 0) {
         return rc;
     }
     a->parent = main_agent->last;
+    a->begin_ns = t_ns;
     a->parent_gap_ns = t_ns > main_agent->end_ns ? t_ns - main_agent->end_ns : 0;
     return KG_OK;
 }
@@ -115,7 +117,7 @@ static int read_runs(struct kg_reader *r, struct session *s, struct kg_trace_req
 {
     const json_t *h = NULL;
     uint64_t blocks = 0;
-    int rc = kg_json_array(r, o, "h", &h);
+    int rc = kg_tj_array(r, o, "h", &h);
 
     if (rc <= 0 || json_array_size(h) % 2 != 0) {
         return rc < 0 ? rc : KG_BAD(r, "h: %s", rc == 0 ? "missing" : "an odd number of entries");
@@ -146,17 +148,29 @@ static int read_runs(struct kg_reader *r, struct session *s, struct kg_trace_req
     return kg_trace_piece(r, q, KG_ID_TAIL(r->t->n), q->n_prompt - q->n_named);
 }
 
-/* Arrival: the first request of a session at its start, others behind the one before. */
+/* Start of the session being read. */
+static uint64_t start_of(const struct kg_reader *r, const struct session *s)
+{
+    uint64_t n = r->conf->n_sessions;
+
+    return n > 0 ? (uint64_t)((double)r->conf->spread_ns * s->n_taken / (double)n) : 0;
+}
+
+/* Arrival: the first request of a session at its start, others behind the one before. Returns 0
+ * when it was recorded behind the horizon. */
 static int place(struct kg_reader *r, struct session *s, struct agent *a, struct kg_trace_req *q,
                  const json_t *o)
 {
     uint64_t t_ns = 0, svc_ns = 0, think_ns = 0;
-    int has_t = kg_json_time(r, o, "t", NS_PER_MS, &t_ns);
-    int has_svc = kg_json_time(r, o, "svc", NS_PER_MS, &svc_ns);
-    int has_think = kg_json_time(r, o, "think", NS_PER_MS, &think_ns);
+    int has_t = kg_tj_time(r, o, "t", NS_PER_MS, &t_ns);
+    int has_svc = kg_tj_time(r, o, "svc", NS_PER_MS, &svc_ns);
+    int has_think = kg_tj_time(r, o, "think", NS_PER_MS, &think_ns);
 
     if (has_t < 0 || has_svc < 0 || has_think < 0) {
         return KG_EINVAL;
+    }
+    if (r->conf->horizon_ns != 0 && start_of(r, s) + a->begin_ns + t_ns > r->conf->horizon_ns) {
+        return 0;
     }
     if (a->last != KG_NONE) {
         q->after = a->last;
@@ -165,13 +179,11 @@ static int place(struct kg_reader *r, struct session *s, struct agent *a, struct
         q->after = a->parent;
         q->delay_ns = a->parent_gap_ns;
     } else {
-        uint64_t n = r->conf->n_sessions;
-        q->arrive_ns = n > 0 ? (uint64_t)((double)r->conf->spread_ns * s->n_taken / (double)n) : 0;
-        q->arrive_ns += t_ns;
+        q->arrive_ns = start_of(r, s) + t_ns;
     }
     a->last = r->t->n;
     a->end_ns = t_ns + svc_ns;
-    return KG_OK;
+    return 1;
 }
 
 static int read_request(struct kg_reader *r, struct session *s, const json_t *o)
@@ -192,12 +204,12 @@ static int read_request(struct kg_reader *r, struct session *s, const json_t *o)
         return KG_BAD(r, "block: %u tokens cannot be divided by the scale %u", block,
                       r->conf->scale);
     }
-    int rc = kg_json_need(r, o, "k", 0, UINT32_MAX, &k);
+    int rc = kg_tj_need(r, o, "k", 0, UINT32_MAX, &k);
     if (rc == KG_OK) {
-        rc = kg_json_need(r, o, "in", 0, KG_TRACE_MAX_TOKENS, &length);
+        rc = kg_tj_need(r, o, "in", 0, KG_TRACE_MAX_TOKENS, &length);
     }
     if (rc == KG_OK) {
-        rc = kg_json_need(r, o, "out", 0, KG_TRACE_MAX_TOKENS, &output);
+        rc = kg_tj_need(r, o, "out", 0, KG_TRACE_MAX_TOKENS, &output);
     }
     if (rc != KG_OK) {
         return rc;
@@ -211,7 +223,7 @@ static int read_request(struct kg_reader *r, struct session *s, const json_t *o)
     if (rc == KG_OK) {
         rc = place(r, s, a, &q, o);
     }
-    if (rc != KG_OK) {
+    if (rc <= 0) {
         return rc;
     }
     (void)snprintf(name, sizeof(name), number == 0 ? "s%llu.%llu" : "s%llu.%llu.a%llu",
@@ -227,7 +239,7 @@ static int read_line(struct kg_reader *r, struct session *s, const json_t *o)
                                         "ttft",    "m",     "stream", "stop", "it",     "ot",
                                         "h",       "spawn", "kind",   "dur",  "status", NULL};
 
-    kg_json_unknown(r, o, known);
+    kg_tj_unknown(r, o, known);
     if (json_object_get(o, "session") != NULL) {
         return start_session(r, s, o);
     }
@@ -246,7 +258,7 @@ static int read_lines(struct kg_reader *r, struct session *s)
 
     while ((rc = kg_lines_next(r->lines, &text, &n, r->err)) > 0) {
         json_t *o = NULL;
-        rc = kg_json_line(r, text, n, &o);
+        rc = kg_tj_line(r, text, n, &o);
         if (rc == KG_OK && json_object_get(o, "session") != NULL) {
             end_session(r, s);
             if (kg_trace_full(r) || (most != 0 && s->n_taken >= most)) {

@@ -112,12 +112,12 @@ static int read_content(struct kg_reader *r, struct kg_trace_req *q, const json_
     const json_t *ids = NULL;
     uint64_t length, block = r->conf->block != 0 ? r->conf->block : 512;
 
-    int rc = kg_json_need(r, o, "input_length", 0, KG_TRACE_MAX_TOKENS, &length);
+    int rc = kg_tj_need(r, o, "input_length", 0, KG_TRACE_MAX_TOKENS, &length);
     if (rc == KG_OK) {
-        rc = kg_json_u64(r, o, "block", 1, KG_TRACE_MAX_TOKENS, &block);
+        rc = kg_tj_u64(r, o, "block", 1, KG_TRACE_MAX_TOKENS, &block);
     }
     if (rc >= 0) {
-        rc = kg_json_array(r, o, "hash_ids", &ids);
+        rc = kg_tj_array(r, o, "hash_ids", &ids);
     }
     if (rc < 0) {
         return rc;
@@ -149,13 +149,13 @@ static int read_turn(struct kg_reader *r, struct sessions *m, const json_t *o)
     uint64_t output;
     size_t session_at = 0;
 
-    int rc = kg_json_name(r, o, "session_id", digits, &session);
+    int rc = kg_tj_name(r, o, "session_id", digits, &session);
     if (rc <= 0) {
         return rc < 0 ? rc : KG_BAD(r, "%s", "session_id: missing");
     }
     rc = grow(r, m);
     if (rc == KG_OK) {
-        rc = kg_json_need(r, o, "output_length", 0, KG_TRACE_MAX_TOKENS, &output);
+        rc = kg_tj_need(r, o, "output_length", 0, KG_TRACE_MAX_TOKENS, &output);
     }
     if (rc != KG_OK) {
         return rc;
@@ -171,8 +171,8 @@ static int read_turn(struct kg_reader *r, struct sessions *m, const json_t *o)
     } else {
         rc = kg_trace_text(r, session, strlen(session), &session_at);
     }
-    rc = rc < 0 ? rc : kg_json_time(r, o, "timestamp", NS_PER_MS, &q.arrive_ns);
-    rc = rc < 0 ? rc : kg_json_time(r, o, "delay", NS_PER_MS, &q.delay_ns);
+    rc = rc < 0 ? rc : kg_tj_time(r, o, "timestamp", NS_PER_MS, &q.arrive_ns);
+    rc = rc < 0 ? rc : kg_tj_time(r, o, "delay", NS_PER_MS, &q.delay_ns);
     rc = rc < 0 ? rc : read_content(r, &q, o);
     if (rc != KG_OK) {
         return rc;
@@ -202,9 +202,9 @@ int kg_read_aiperf(struct kg_reader *r)
 
     while (rc > 0 && !kg_trace_full(r) && (rc = kg_lines_next(r->lines, &text, &n, r->err)) > 0) {
         json_t *o = NULL;
-        rc = kg_json_line(r, text, n, &o);
+        rc = kg_tj_line(r, text, n, &o);
         if (rc == KG_OK) {
-            kg_json_unknown(r, o, known);
+            kg_tj_unknown(r, o, known);
             rc = read_turn(r, &m, o);
         }
         json_decref(o);

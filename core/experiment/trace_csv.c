@@ -98,6 +98,9 @@ static int read_row(struct kg_reader *r, char *text, uint64_t *start_ns)
     q.n_prompt = q.n_named = kg_trace_scaled(r, in);
     q.n_output = kg_trace_scaled(r, out);
     q.block = KG_TRACE_MAX_TOKENS;
+    if (r->conf->horizon_ns != 0 && q.arrive_ns > r->conf->horizon_ns) {
+        return KG_OK;
+    }
     if (r->conf->max_input != 0 && q.n_prompt > r->conf->max_input) {
         r->t->n_dropped++;
         return KG_OK;

@@ -64,20 +64,19 @@ uint64_t kg_trace_ns(double v, double unit_ns);
 
 /* --- json fields (trace_json.c). Each returns 1, 0 when absent (null counts), KG_EINVAL. --- */
 
-int kg_json_line(struct kg_reader *r, const char *text, size_t n, json_t **root);
-int kg_json_u64(struct kg_reader *r, const json_t *o, const char *key, uint64_t lo, uint64_t hi,
-                uint64_t *v);
-int kg_json_time(struct kg_reader *r, const json_t *o, const char *key, double unit_ns,
-                 uint64_t *ns);
+int kg_tj_line(struct kg_reader *r, const char *text, size_t n, json_t **root);
+int kg_tj_u64(struct kg_reader *r, const json_t *o, const char *key, uint64_t lo, uint64_t hi,
+              uint64_t *v);
+int kg_tj_time(struct kg_reader *r, const json_t *o, const char *key, double unit_ns, uint64_t *ns);
 /* A string, or an integer as its digits; *text lives in `digits` or in o. */
-int kg_json_name(struct kg_reader *r, const json_t *o, const char *key, char digits[24],
-                 const char **text);
-int kg_json_array(struct kg_reader *r, const json_t *o, const char *key, const json_t **array);
+int kg_tj_name(struct kg_reader *r, const json_t *o, const char *key, char digits[24],
+               const char **text);
+int kg_tj_array(struct kg_reader *r, const json_t *o, const char *key, const json_t **array);
 /* Like u64, but absent is an error. Returns KG_OK or KG_EINVAL. */
-KG_CHECKED int kg_json_need(struct kg_reader *r, const json_t *o, const char *key, uint64_t lo,
-                            uint64_t hi, uint64_t *v);
+KG_CHECKED int kg_tj_need(struct kg_reader *r, const json_t *o, const char *key, uint64_t lo,
+                          uint64_t hi, uint64_t *v);
 /* Notes the first key that is not in `known` (ends with NULL). */
-void kg_json_unknown(struct kg_reader *r, const json_t *o, const char *const *known);
+void kg_tj_unknown(struct kg_reader *r, const json_t *o, const char *const *known);
 
 /* --- one reader per format: reads all lines --- */
 

@@ -12,7 +12,7 @@
 
 /* --- fields --- */
 
-int kg_json_line(struct kg_reader *r, const char *text, size_t n, json_t **root)
+int kg_tj_line(struct kg_reader *r, const char *text, size_t n, json_t **root)
 {
     json_error_t e;
     json_t *o = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
@@ -43,8 +43,8 @@ static const char *type_name(const json_t *v)
     return names[json_typeof(v)];
 }
 
-int kg_json_u64(struct kg_reader *r, const json_t *o, const char *key, uint64_t lo, uint64_t hi,
-                uint64_t *v)
+int kg_tj_u64(struct kg_reader *r, const json_t *o, const char *key, uint64_t lo, uint64_t hi,
+              uint64_t *v)
 {
     const json_t *f = field(o, key);
 
@@ -66,10 +66,10 @@ int kg_json_u64(struct kg_reader *r, const json_t *o, const char *key, uint64_t 
     return 1;
 }
 
-int kg_json_need(struct kg_reader *r, const json_t *o, const char *key, uint64_t lo, uint64_t hi,
-                 uint64_t *v)
+int kg_tj_need(struct kg_reader *r, const json_t *o, const char *key, uint64_t lo, uint64_t hi,
+               uint64_t *v)
 {
-    int rc = kg_json_u64(r, o, key, lo, hi, v);
+    int rc = kg_tj_u64(r, o, key, lo, hi, v);
 
     if (rc == 0) {
         return KG_BAD(r, "%s: missing", key);
@@ -77,8 +77,7 @@ int kg_json_need(struct kg_reader *r, const json_t *o, const char *key, uint64_t
     return rc < 0 ? rc : KG_OK;
 }
 
-int kg_json_time(struct kg_reader *r, const json_t *o, const char *key, double unit_ns,
-                 uint64_t *ns)
+int kg_tj_time(struct kg_reader *r, const json_t *o, const char *key, double unit_ns, uint64_t *ns)
 {
     const json_t *f = field(o, key);
 
@@ -94,8 +93,8 @@ int kg_json_time(struct kg_reader *r, const json_t *o, const char *key, double u
     return 1;
 }
 
-int kg_json_name(struct kg_reader *r, const json_t *o, const char *key, char digits[24],
-                 const char **text)
+int kg_tj_name(struct kg_reader *r, const json_t *o, const char *key, char digits[24],
+               const char **text)
 {
     const json_t *f = field(o, key);
 
@@ -115,7 +114,7 @@ int kg_json_name(struct kg_reader *r, const json_t *o, const char *key, char dig
     return 1;
 }
 
-int kg_json_array(struct kg_reader *r, const json_t *o, const char *key, const json_t **array)
+int kg_tj_array(struct kg_reader *r, const json_t *o, const char *key, const json_t **array)
 {
     const json_t *f = field(o, key);
 
@@ -129,7 +128,7 @@ int kg_json_array(struct kg_reader *r, const json_t *o, const char *key, const j
     return 1;
 }
 
-void kg_json_unknown(struct kg_reader *r, const json_t *o, const char *const *known)
+void kg_tj_unknown(struct kg_reader *r, const json_t *o, const char *const *known)
 {
     const char *key;
     json_t *v;
@@ -255,9 +254,9 @@ static int read_content(struct kg_reader *r, struct kg_trace_req *q, const json_
 {
     const json_t *ids = NULL, *tokens = NULL, *text = field(o, "prompt");
     uint64_t length = 0, block = r->conf->block != 0 ? r->conf->block : d->block;
-    int has_ids = kg_json_array(r, o, "hash_ids", &ids);
-    int has_tokens = kg_json_array(r, o, "token_ids", &tokens);
-    int rc = kg_json_u64(r, o, "block", 1, KG_TRACE_MAX_TOKENS, &block);
+    int has_ids = kg_tj_array(r, o, "hash_ids", &ids);
+    int has_tokens = kg_tj_array(r, o, "token_ids", &tokens);
+    int rc = kg_tj_u64(r, o, "block", 1, KG_TRACE_MAX_TOKENS, &block);
 
     if (has_ids < 0 || has_tokens < 0 || rc < 0) {
         return KG_EINVAL;
@@ -265,7 +264,7 @@ static int read_content(struct kg_reader *r, struct kg_trace_req *q, const json_
     if (has_ids + has_tokens + (text != NULL) > 1) {
         return KG_BAD(r, "%s", "hash_ids, token_ids and prompt: only one of them may be given");
     }
-    rc = kg_json_u64(r, o, "input_length", 0, KG_TRACE_MAX_TOKENS, &length);
+    rc = kg_tj_u64(r, o, "input_length", 0, KG_TRACE_MAX_TOKENS, &length);
     if (rc < 0) {
         return rc;
     }
@@ -300,7 +299,7 @@ static int read_bounds(struct kg_reader *r, struct kg_trace_req *q, const json_t
     const json_t *a = NULL;
     uint64_t v, before = 0;
     uint32_t last = 0;
-    int rc = kg_json_array(r, o, "boundaries", &a);
+    int rc = kg_tj_array(r, o, "boundaries", &a);
 
     for (size_t i = 0; rc == 1 && i < json_array_size(a); i++) {
         rc = element(r, a, "boundaries", i, KG_TRACE_MAX_TOKENS, &v);
@@ -332,17 +331,17 @@ static int read_names(struct kg_reader *r, struct kg_trace_req *q, const json_t 
     const char *text;
     char other[24];
 
-    int rc = kg_json_name(r, o, d->id, digits, name);
+    int rc = kg_tj_name(r, o, d->id, digits, name);
     if (rc == 0) {
         *name = NULL;
     }
-    if (rc >= 0 && (rc = kg_json_name(r, o, "tenant", other, &text)) > 0) {
+    if (rc >= 0 && (rc = kg_tj_name(r, o, "tenant", other, &text)) > 0) {
         q->tenant = kg_hash_bytes(text, strlen(text), 0) | 1;
     }
-    if (rc >= 0 && (rc = kg_json_name(r, o, "domain", other, &text)) > 0) {
+    if (rc >= 0 && (rc = kg_tj_name(r, o, "domain", other, &text)) > 0) {
         rc = kg_trace_text(r, text, strlen(text), &q->domain_at);
     }
-    if (rc >= 0 && (rc = kg_json_name(r, o, d->after, other, &text)) > 0) {
+    if (rc >= 0 && (rc = kg_tj_name(r, o, d->after, other, &text)) > 0) {
         q->after = kg_trace_find(r, text);
         if (q->after == KG_NONE && r->t->n_dropped == 0 && r->conf->format != KG_TRACE_BAILIAN) {
             return KG_BAD(r, "%s: no request \"%.60s\" before this line", d->after, text);
@@ -361,19 +360,19 @@ static int read_request(struct kg_reader *r, const json_t *o, const struct diale
 
     int rc = read_names(r, &q, o, d, digits, &name);
     if (rc == KG_OK) {
-        rc = kg_json_time(r, o, "timestamp", d->time_unit, &q.arrive_ns);
+        rc = kg_tj_time(r, o, "timestamp", d->time_unit, &q.arrive_ns);
         if (rc == 0 && q.after == KG_NONE) {
             return KG_BAD(r, "%s", "timestamp: missing");
         }
     }
     if (rc >= 0) {
-        rc = kg_json_time(r, o, "delay", NS_PER_MS, &q.delay_ns);
+        rc = kg_tj_time(r, o, "delay", NS_PER_MS, &q.delay_ns);
     }
     if (rc >= 0) {
-        rc = kg_json_time(r, o, "cancel_after", NS_PER_MS, &q.cancel_ns);
+        rc = kg_tj_time(r, o, "cancel_after", NS_PER_MS, &q.cancel_ns);
     }
     if (rc >= 0) {
-        rc = kg_json_need(r, o, "output_length", 0, KG_TRACE_MAX_TOKENS, &n_output);
+        rc = kg_tj_need(r, o, "output_length", 0, KG_TRACE_MAX_TOKENS, &n_output);
     }
     if (rc == KG_OK) {
         q.n_output = kg_trace_scaled(r, n_output);
@@ -385,6 +384,9 @@ static int read_request(struct kg_reader *r, const json_t *o, const struct diale
     if (rc == KG_OK && r->conf->max_input != 0 &&
         (q.n_prompt > r->conf->max_input || (has_parent && q.after == KG_NONE))) {
         r->t->n_dropped++; /* too long, or the turn before it was left out */
+        return KG_OK;
+    }
+    if (rc == KG_OK && r->conf->horizon_ns != 0 && q.arrive_ns > r->conf->horizon_ns) {
         return KG_OK;
     }
     return rc == KG_OK ? kg_trace_add(r, &q, name) : rc;
@@ -406,9 +408,9 @@ int kg_read_json(struct kg_reader *r)
 
     while (rc > 0 && !kg_trace_full(r) && (rc = kg_lines_next(r->lines, &text, &n, r->err)) > 0) {
         json_t *o = NULL;
-        rc = kg_json_line(r, text, n, &o);
+        rc = kg_tj_line(r, text, n, &o);
         if (rc == KG_OK) {
-            kg_json_unknown(r, o, known);
+            kg_tj_unknown(r, o, known);
             rc = read_request(r, o, d);
         }
         json_decref(o);

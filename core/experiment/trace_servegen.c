@@ -65,7 +65,7 @@ static int read_table(struct kg_reader *r, const json_t *o, const char *key, str
 {
     const json_t *a = NULL;
     double sum = 0;
-    int rc = kg_json_array(r, o, key, &a);
+    int rc = kg_tj_array(r, o, key, &a);
 
     if (rc <= 0 || json_array_size(a) == 0) {
         return rc < 0 ? rc : rc == 0 ? KG_BAD(r, "len.%s: missing", key) : KG_OK;
@@ -178,12 +178,12 @@ static int read_client(struct kg_reader *r, struct model *m, const json_t *o)
     m->clients = p;
     struct client *c = &m->clients[m->n_clients++];
     memset(c, 0, sizeof(*c));
-    int rc = kg_json_need(r, o, "client", 0, UINT32_MAX, &c->number);
+    int rc = kg_tj_need(r, o, "client", 0, UINT32_MAX, &c->number);
     kg_rng_seed(&c->rng, kg_hash_mix(r->conf->seed) + c->number);
     if (rc == KG_OK) {
         rc = read_lengths(r, c, o);
     }
-    if (rc == KG_OK && (rc = kg_json_array(r, o, "win", &win)) == 0) {
+    if (rc == KG_OK && (rc = kg_tj_array(r, o, "win", &win)) == 0) {
         return KG_BAD(r, "%s", "win: missing");
     }
     for (size_t i = 0; rc >= 0 && i < json_array_size(win); i++) {
@@ -287,6 +287,9 @@ static int draw_request(struct kg_reader *r, struct client *c, double t_s)
     struct kg_trace_req q = kg_trace_blank(r);
 
     q.arrive_ns = kg_trace_ns(t_s, 1e9);
+    if (r->conf->horizon_ns != 0 && q.arrive_ns > r->conf->horizon_ns) {
+        return KG_OK;
+    }
     q.n_prompt = q.n_named = kg_trace_scaled(r, draw_length(&c->rng, &p->in));
     q.n_output = kg_trace_scaled(r, draw_length(&c->rng, &p->out));
     q.block = KG_TRACE_MAX_TOKENS;
@@ -320,7 +323,8 @@ static int draw_all(struct kg_reader *r, struct model *m)
     for (size_t i = 0; rc == KG_OK && i < m->n_windows; i++) {
         const struct window *w = &m->windows[i];
         struct client *c = &m->clients[w->client];
-        if (i > 0 && w->start_s > w[-1].start_s && kg_trace_full(r)) {
+        int late = r->conf->horizon_ns != 0 && w->start_s * 1e9 > (double)r->conf->horizon_ns;
+        if (late || (i > 0 && w->start_s > w[-1].start_s && kg_trace_full(r))) {
             break;
         }
         double t = w->start_s + draw_first(&c->rng, w);
@@ -351,7 +355,7 @@ int kg_read_servegen(struct kg_reader *r)
 
     while ((rc = kg_lines_next(r->lines, &text, &n, r->err)) > 0) {
         json_t *o = NULL;
-        rc = kg_json_line(r, text, n, &o);
+        rc = kg_tj_line(r, text, n, &o);
         if (rc == KG_OK) {
             rc = read_client(r, &m, o);
         }

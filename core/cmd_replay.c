@@ -1,0 +1,505 @@
+/* kedge replay: a trace through the configured core. See core/docs/replay.md. */
+#include "base/clock.h"
+#include "base/num.h"
+#include "cmd.h"
+#include "experiment/results.h"
+#include "stack.h"
+#include "text/tokenizer.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* The line, parsed. */
+struct replay {
+    struct kg_cmd_line *line;
+    const char *trace_path, *out_path, *summary_path;
+    struct kg_trace_conf read;
+    uint64_t seed;
+    double load, stretch, ttft_slo_ms, tpot_slo_ms;
+    struct kg_trace *trace;
+    struct kg_expand *expand;
+    int answers_fd; /* file of answers for exec-sim; -1 none */
+    struct kg_results_about about;
+    struct kg_error *err;
+    uint64_t began_ns; /* real time, for progress */
+    const char *phase;
+};
+
+/* --- the line --- */
+
+static int bad(const char *flag, const char *text, const char *wanted)
+{
+    (void)fprintf(stderr, "kedge: %s \"%.60s\": wanted %s\n", flag, text, wanted);
+    return KG_EXIT_USAGE;
+}
+
+/* A flag that is a whole number; unchanged when it was not given. Returns -1 or the exit status. */
+static int whole(const char *flag, const char *text, uint64_t lo, uint64_t hi, uint64_t *v)
+{
+    char wanted[60];
+    uint64_t n;
+
+    if (text == NULL) {
+        return -1;
+    }
+    if (kg_num_u64_suffix(text, &n) != KG_OK || n < lo || n > hi) {
+        (void)snprintf(wanted, sizeof(wanted), "%llu .. %llu", (unsigned long long)lo,
+                       (unsigned long long)hi);
+        return bad(flag, text, wanted);
+    }
+    *v = n;
+    return -1;
+}
+
+static int real(const char *flag, const char *text, double hi, double *v)
+{
+    double d;
+
+    if (text == NULL) {
+        return -1;
+    }
+    if (kg_num_f64(text, &d) != KG_OK || !(d > 0 && d <= hi)) {
+        return bad(flag, text, "a number above 0");
+    }
+    *v = d;
+    return -1;
+}
+
+/* Texts of the flags. */
+struct words {
+    const char *format, *limit, *scale, *block, *max_input, *sessions, *spread, *horizon, *seed,
+        *load, *stretch, *ttft_slo, *tpot_slo;
+    int main_only;
+};
+
+static int parse_words(struct replay *r, const struct words *w)
+{
+    uint64_t scale = 1, block = 0, max_input = 0, sessions = 0;
+    double spread_s = 1800, horizon_s = 0;
+    int rc = -1;
+
+    if (r->trace_path == NULL) {
+        (void)fputs("kedge: replay needs --trace FILE\n", stderr);
+        return KG_EXIT_USAGE;
+    }
+    if (w->format != NULL && kg_trace_format_parse(w->format, &r->read.format) != KG_OK) {
+        return bad("--format", w->format,
+                   "native, mooncake, agentic, azure, servegen, aiperf or bailian");
+    }
+    rc = rc >= 0 ? rc : whole("--limit", w->limit, 1, UINT32_MAX, &r->read.limit);
+    rc = rc >= 0 ? rc : whole("--scale", w->scale, 1, 1 << 20, &scale);
+    rc = rc >= 0 ? rc : whole("--block", w->block, 1, KG_TRACE_MAX_TOKENS, &block);
+    rc = rc >= 0 ? rc : whole("--max-input", w->max_input, 1, UINT32_MAX, &max_input);
+    rc = rc >= 0 ? rc : whole("--sessions", w->sessions, 1, UINT32_MAX, &sessions);
+    rc = rc >= 0 ? rc : whole("--seed", w->seed, 0, UINT64_MAX, &r->seed);
+    rc = rc >= 0 ? rc : real("--spread", w->spread, 1e7, &spread_s);
+    rc = rc >= 0 ? rc : real("--horizon", w->horizon, 1e8, &horizon_s);
+    rc = rc >= 0 ? rc : real("--load", w->load, 100, &r->load);
+    rc = rc >= 0 ? rc : real("--stretch", w->stretch, 1e6, &r->stretch);
+    rc = rc >= 0 ? rc : real("--ttft-slo", w->ttft_slo, 1e9, &r->ttft_slo_ms);
+    rc = rc >= 0 ? rc : real("--tpot-slo", w->tpot_slo, 1e9, &r->tpot_slo_ms);
+    if (rc < 0 && w->load != NULL && w->stretch != NULL) {
+        (void)fputs("kedge: --load and --stretch exclude each other\n", stderr);
+        return KG_EXIT_USAGE;
+    }
+    r->read.scale = (uint32_t)scale;
+    r->read.block = (uint32_t)block;
+    r->read.max_input = (uint32_t)max_input;
+    r->read.n_sessions = (uint32_t)sessions;
+    r->read.main_only = (uint32_t)w->main_only;
+    r->read.spread_ns = (uint64_t)(spread_s * 1e9);
+    r->read.horizon_ns = (uint64_t)(horizon_s * 1e9);
+    r->read.seed = r->seed;
+    return rc;
+}
+
+static int parse(struct replay *r, int argc, char **argv)
+{
+    struct words w = {0};
+    const struct kg_cmd_flag flags[] = {
+        {"--trace", "FILE", "trace to replay, .gz is read directly", &r->trace_path, NULL},
+        {"--format", "NAME",
+         "native (default), mooncake, agentic, azure, servegen, aiperf, bailian", &w.format, NULL},
+        {"--out", "FILE", "one JSON line per request", &r->out_path, NULL},
+        {"--summary", "FILE", "one JSON object for all", &r->summary_path, NULL},
+        {"--load", "X", "stretch time so that the offered work is X of the capacity", &w.load,
+         NULL},
+        {"--stretch", "X", "stretch arrivals and delays by X", &w.stretch, NULL},
+        {"--limit", "N", "requests taken from the trace", &w.limit, NULL},
+        {"--scale", "S", "divide lengths and blocks by S", &w.scale, NULL},
+        {"--block", "N", "tokens of a content block, where the format leaves it open", &w.block,
+         NULL},
+        {"--max-input", "N", "leave out requests (sessions) with longer prompts", &w.max_input,
+         NULL},
+        {"--sessions", "N", "agentic: sessions taken", &w.sessions, NULL},
+        {"--spread", "S", "agentic: seconds over which --sessions start (1800)", &w.spread, NULL},
+        {"--horizon", "S", "leave out what was recorded later than S seconds", &w.horizon, NULL},
+        {"--main-only", NULL, "agentic: without sub-agents", NULL, &w.main_only},
+        {"--seed", "N", "of contents and draws (1)", &w.seed, NULL},
+        {"--ttft-slo", "MS", "goodput counts requests with at most this time to first token",
+         &w.ttft_slo, NULL},
+        {"--tpot-slo", "MS", "and at most this time per output token", &w.tpot_slo, NULL},
+        {0},
+    };
+    int rc = kg_cmd_parse(r->line, argc, argv,
+                          "kedge replay -c FILE --trace FILE [--out FILE] [--summary FILE]",
+                          "Runs the configured core on a trace, in virtual time where the backend "
+                          "has it.",
+                          flags, 0);
+    return rc >= 0 ? rc : parse_words(r, &w);
+}
+
+/* --- trace and contents --- */
+
+/* Prompts given as text become tokens of the model's tokenizer. */
+static int tokenize(struct replay *r, const char *model_path)
+{
+    struct kg_tok *tok = NULL;
+    struct kg_tok_scratch *scratch = NULL;
+    struct kg_ids ids = {0};
+    int rc = KG_OK;
+
+    for (uint32_t i = 0; rc == KG_OK && i < r->trace->n; i++) {
+        const struct kg_trace_req *q = &r->trace->reqs[i];
+        if (q->n_text == 0) {
+            continue;
+        }
+        if (tok == NULL && model_path[0] == '\0') {
+            return kg_fail(r->err, KG_ECONFIG,
+                           "%s: line %llu: prompt: text needs a tokenizer, set [model] path",
+                           r->trace_path, (unsigned long long)q->line);
+        }
+        if (tok == NULL && (rc = kg_tok_open(model_path, &tok, r->err)) != KG_OK) {
+            break;
+        }
+        if (scratch == NULL && (scratch = kg_tok_scratch_new(tok)) == NULL) {
+            rc = kg_fail(r->err, KG_ENOMEM, "out of memory");
+            break;
+        }
+        ids.n = 0;
+        rc = kg_tok_encode(tok, scratch, KG_TOK_PLAIN, r->trace->text + q->prompt_at, q->n_text,
+                           &ids);
+        if (rc == KG_OK) {
+            rc = kg_trace_set_tokens(r->trace, i, ids.v, (uint32_t)ids.n);
+        }
+    }
+    kg_ids_free(&ids);
+    kg_tok_scratch_free(scratch);
+    kg_tok_close(tok);
+    return rc;
+}
+
+static int write_all(int fd, const void *p, size_t n)
+{
+    const char *at = p;
+
+    while (n > 0) {
+        ssize_t k = write(fd, at, n);
+        if (k < 0 && errno != EINTR) {
+            return KG_EIO;
+        }
+        at += k > 0 ? k : 0;
+        n -= k > 0 ? (size_t)k : 0;
+    }
+    return KG_OK;
+}
+
+/* The file plugins/exec-sim/answers.h describes: the answer of seed i + 1 is that of request i. */
+static int write_answers(struct replay *r)
+{
+    const struct kg_trace *t = r->trace;
+    uint64_t *head = calloc((size_t)t->n + 3, sizeof(*head));
+    uint32_t longest = 1;
+    int rc = head == NULL ? KG_ENOMEM : KG_OK;
+
+    for (uint32_t i = 0; rc == KG_OK && i < t->n; i++) {
+        head[i + 3] = head[i + 2] + t->reqs[i].n_output;
+        longest = t->reqs[i].n_output > longest ? t->reqs[i].n_output : longest;
+    }
+    uint32_t *tokens = malloc((size_t)longest * sizeof(*tokens));
+    if (rc == KG_OK && tokens != NULL) {
+        memcpy(head, "KGANSW01", 8);
+        head[1] = t->n;
+        rc = write_all(r->answers_fd, head, ((size_t)t->n + 3) * sizeof(*head));
+    }
+    for (uint32_t i = 0; rc == KG_OK && tokens != NULL && i < t->n; i++) {
+        kg_expand_answer(r->expand, i, tokens);
+        rc = write_all(r->answers_fd, tokens, t->reqs[i].n_output * sizeof(*tokens));
+    }
+    rc = rc == KG_OK && tokens == NULL ? KG_ENOMEM : rc;
+    free(tokens);
+    free(head);
+    return rc == KG_OK ? rc : kg_fail(r->err, rc, "answers cannot be written: %s", strerror(errno));
+}
+
+/* --- configuration --- */
+
+/* The configuration; under exec-sim with the file of answers added, unless it names its own. */
+static int configure(struct replay *r, struct kg_config **config)
+{
+    static char answers[64];
+    struct kg_cmd_line line = *r->line;
+    const char *source;
+
+    int rc = kg_cmd_config(&line, config);
+    if (rc >= 0) {
+        return rc;
+    }
+    const char *name = kg_config_choice(*config, KG_KIND_EXEC)->ref.plugin->name;
+    const char *own = kg_config_value(*config, "exec-sim", "answers", &source);
+    if (strcmp(name, "sim") != 0 || (own != NULL && own[0] != '\0') || line.n_sets == KG_CMD_SETS) {
+        return -1;
+    }
+    r->answers_fd = memfd_create("kedge-answers", MFD_CLOEXEC);
+    if (r->answers_fd < 0) {
+        (void)fprintf(stderr, "kedge: no file for answers: %s\n", strerror(errno));
+        return KG_EXIT_FAILED;
+    }
+    (void)snprintf(answers, sizeof(answers), "exec-sim.answers=/proc/self/fd/%d", r->answers_fd);
+    line.sets[line.n_sets++] = answers;
+    line.quiet = 1; /* it was read once and said what it had to say */
+    kg_config_destroy(*config);
+    *config = NULL;
+    return kg_cmd_config(&line, config);
+}
+
+/* --- running --- */
+
+static void progress(void *ctx, uint32_t n_done, uint32_t n, uint64_t now_ns)
+{
+    const struct replay *r = ctx;
+    double spent = (double)(kg_now_ns() - r->began_ns) / 1e9;
+    double left = n_done > 0 ? spent * (n - n_done) / n_done : 0;
+
+    (void)fprintf(stderr, "\r%s %u of %u requests, %.0f s of its time, %.0f s left \033[K",
+                  r->phase, n_done, n, (double)now_ns / 1e9, left);
+}
+
+/* Tokens and answers need the vocabulary, which the opened backend knows. */
+static int expand(struct replay *r, const struct kg_stack *stack)
+{
+    int rc = KG_OK;
+
+    if (r->expand == NULL) {
+        rc = tokenize(r, stack->conf->model_path);
+        if (rc == KG_OK) {
+            rc = kg_expand_create(r->trace, r->seed, stack->desc.vocab, &r->expand, r->err);
+        }
+        if (rc == KG_OK && r->answers_fd >= 0) {
+            rc = write_answers(r);
+        }
+    }
+    return rc;
+}
+
+/* One pass over the trace with a core of its own. */
+static int run(struct replay *r, const struct kg_config *config, const char *phase, int saturate,
+               struct kg_replay_result *result)
+{
+    struct kg_stack *stack = NULL;
+    int tty = isatty(STDERR_FILENO);
+
+    int rc = kg_stack_open(config, &stack, r->err);
+    if (rc == KG_OK) {
+        rc = expand(r, stack);
+    }
+    if (rc == KG_OK) {
+        rc = kg_stack_engine(stack, r->err);
+    }
+    if (rc == KG_OK) {
+        const struct kg_engine_conf *e = &stack->conf->engine;
+        uint32_t twice = 2 * e->max_seqs;
+        const struct kg_replay_conf conf = {
+            .engine = stack->engine,
+            .exec_ops = stack->parts.exec_ops,
+            .exec = stack->parts.exec,
+            .trace = r->trace,
+            .expand = r->expand,
+            .stretch = r->stretch,
+            .saturate = (uint32_t)saturate,
+            .max_live = twice < e->max_requests ? twice : e->max_requests,
+            .progress = tty ? progress : NULL,
+            .ctx = r,
+        };
+        r->about.is_virtual = (stack->desc.caps & KG_EXEC_CAP_VIRTUAL) != 0;
+        r->phase = phase;
+        r->began_ns = kg_now_ns();
+        rc = kg_replay_run(&conf, result, r->err);
+        if (tty) {
+            (void)fputs("\r\033[K", stderr);
+        }
+    }
+    kg_stack_close(stack);
+    return rc;
+}
+
+/* --load: how long the work takes when nothing waits for its arrival, then the stretch that makes
+ * it last X of that. */
+static int find_stretch(struct replay *r, const struct kg_config *config)
+{
+    struct kg_replay_result result = {0};
+    uint64_t span_ns = 0;
+
+    int rc = run(r, config, "capacity:", 1, &result);
+    uint64_t capacity_ns = result.duration_ns;
+    kg_replay_free(&result);
+    if (rc == KG_OK) {
+        rc = kg_replay_span(r->trace, &span_ns);
+    }
+    if (rc != KG_OK) {
+        return rc;
+    }
+    if (span_ns == 0) {
+        return kg_fail(r->err, KG_EINVAL, "--load: all requests of the trace arrive at once");
+    }
+    r->about.load = r->load;
+    r->about.capacity_s = (double)capacity_ns / 1e9;
+    r->stretch = (double)capacity_ns / (r->load * (double)span_ns);
+    (void)fprintf(stderr,
+                  "load %.2f: the work takes %.1f s at full speed, arrivals spread over %.1f s "
+                  "(times %.4f)\n",
+                  r->load, (double)capacity_ns / 1e9, (double)span_ns * r->stretch / 1e9,
+                  r->stretch);
+    if (r->load > 0.9) {
+        (void)fprintf(stderr,
+                      "warning: --load %.2f: above 0.9 waiting in the queue dominates every "
+                      "figure\n",
+                      r->load);
+    }
+    return KG_OK;
+}
+
+/* --- results --- */
+
+/* Writes all of a buffer to a file ("-": standard output). */
+static int save(struct replay *r, const char *path, struct kg_buf *b)
+{
+    if (b->rc != KG_OK) {
+        return kg_fail(r->err, b->rc, "%s: no memory for the results", path);
+    }
+    FILE *f = strcmp(path, "-") == 0 ? stdout : fopen(path, "wb");
+    if (f == NULL) {
+        return kg_fail(r->err, KG_EIO, "%s: %s", path, strerror(errno));
+    }
+    size_t n = fwrite(b->data, 1, b->len, f);
+    int closed = f == stdout ? fflush(f) : fclose(f);
+    if (n != b->len || closed != 0) {
+        return kg_fail(r->err, KG_EIO, "%s: %s", path, strerror(errno));
+    }
+    return KG_OK;
+}
+
+static int save_rows(struct replay *r, const struct kg_replay_result *result)
+{
+    struct kg_buf b;
+
+    kg_buf_init(&b, 0);
+    for (uint32_t i = 0; i < result->n && b.rc == KG_OK; i++) {
+        (void)kg_results_row(result, r->trace, i, &b);
+    }
+    int rc = save(r, r->out_path, &b);
+    kg_buf_fini(&b);
+    return rc;
+}
+
+static int save_summary(struct replay *r, const struct kg_replay_result *result)
+{
+    struct kg_totals totals;
+    struct kg_buf json, text;
+
+    kg_expand_shares(r->expand, &r->about.share);
+    if (kg_results_totals(result, &r->about, &totals) != KG_OK) {
+        return kg_fail(r->err, KG_ENOMEM, "no memory for the summary");
+    }
+    kg_buf_init(&json, 0);
+    kg_buf_init(&text, 0);
+    (void)kg_results_summary(result, &r->about, &totals, &json);
+    (void)kg_results_text(result, &r->about, &totals, &text);
+    int rc = r->summary_path != NULL ? save(r, r->summary_path, &json) : KG_OK;
+    if (rc == KG_OK) {
+        rc = save(r, "-", r->line->json ? &json : &text);
+    }
+    kg_buf_fini(&json);
+    kg_buf_fini(&text);
+    return rc;
+}
+
+static void warn_trace(const struct replay *r)
+{
+    const struct kg_trace *t = r->trace;
+
+    if (t->unknown[0] != '\0') {
+        (void)fprintf(stderr, "warning: %s: line %llu: field \"%s\" is not known and not read\n",
+                      r->trace_path, (unsigned long long)t->unknown_line, t->unknown);
+    }
+    if (t->n_raised > 0) {
+        (void)fprintf(stderr, "warning: %s: %llu lengths of 0 count as 1 token\n", r->trace_path,
+                      (unsigned long long)t->n_raised);
+    }
+    if (t->n_dropped > 0) {
+        (void)fprintf(stderr, "%s: %llu requests left out by --max-input\n", r->trace_path,
+                      (unsigned long long)t->n_dropped);
+    }
+}
+
+static int replay(struct replay *r, const struct kg_config *config)
+{
+    struct kg_replay_result result = {0};
+
+    int rc = kg_trace_read(r->trace_path, &r->read, &r->trace, r->err);
+    if (rc != KG_OK) {
+        return rc;
+    }
+    warn_trace(r);
+    if (r->load > 0) {
+        rc = find_stretch(r, config);
+    }
+    if (rc == KG_OK) {
+        rc = run(r, config, "replay:", 0, &result);
+    }
+    if (rc == KG_OK) {
+        r->about.trace = r->trace;
+        r->about.seed = r->seed;
+        r->about.stretch = r->stretch;
+        r->about.ttft_slo_ms = r->ttft_slo_ms;
+        r->about.tpot_slo_ms = r->tpot_slo_ms;
+        rc = r->out_path != NULL ? save_rows(r, &result) : KG_OK;
+    }
+    if (rc == KG_OK) {
+        rc = save_summary(r, &result);
+    }
+    kg_replay_free(&result);
+    return rc;
+}
+
+int kg_cmd_replay(int argc, char **argv)
+{
+    struct kg_cmd_line line;
+    struct kg_error err = {0};
+    struct replay r = {.line = &line, .seed = 1, .stretch = 1, .answers_fd = -1, .err = &err};
+    struct kg_config *config = NULL;
+
+    int status = parse(&r, argc, argv);
+    if (status < 0) {
+        status = configure(&r, &config);
+    }
+    if (status < 0) {
+        r.about.exec = kg_config_choice(config, KG_KIND_EXEC)->ref.plugin->name;
+        r.about.pool = kg_config_choice(config, KG_KIND_POOL)->ref.plugin->name;
+        r.about.sched = kg_config_choice(config, KG_KIND_SCHED)->ref.plugin->name;
+        r.about.spec = kg_config_choice(config, KG_KIND_SPEC)->ref.plugin->name;
+        status = replay(&r, config) == KG_OK ? KG_EXIT_OK : kg_cmd_fail(&err);
+    }
+    kg_expand_destroy(r.expand);
+    kg_trace_free(r.trace);
+    kg_config_destroy(config);
+    if (r.answers_fd >= 0) {
+        (void)close(r.answers_fd);
+    }
+    return status;
+}

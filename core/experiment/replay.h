@@ -1,0 +1,99 @@
+/*
+ * Drives an engine with a trace: submits requests when they arrive on the backend's clock, steps
+ * the engine on the calling thread, follows sessions, lets clients leave. Time is virtual where the
+ * backend's is: then nothing sleeps and the result is a function of trace, configuration and seed.
+ */
+#ifndef KEDGE_EXPERIMENT_REPLAY_H
+#define KEDGE_EXPERIMENT_REPLAY_H
+
+#include "engine/engine.h"
+#include "experiment/expand.h"
+
+enum kg_outcome {
+    KG_OUTCOME_OK = 0,
+    KG_OUTCOME_REFUSED = 1,
+    KG_OUTCOME_CANCELLED = 2,
+    KG_OUTCOME_ERROR = 3,
+};
+
+/* Why a request was refused, or how it ended. */
+enum kg_reason {
+    KG_REASON_LENGTH = 0,  /* ok: all tokens the trace wants */
+    KG_REASON_STOP = 1,    /* ok: a stop token */
+    KG_REASON_CLIENT = 2,  /* cancelled: cancel_after */
+    KG_REASON_QUEUE = 3,   /* refused: max_requests were in the engine */
+    KG_REASON_NEVER = 4,   /* refused: can never fit */
+    KG_REASON_TIMEOUT = 5, /* refused: waited longer than queue_timeout_ms */
+    KG_REASON_POLICY = 6,  /* refused: by a script */
+    KG_REASON_FAULT = 7,   /* error: see detail */
+    KG_N_REASONS = 8,
+};
+
+/* What became of one request. Times are ns from the start of the replay on the backend's clock;
+ * UINT64_MAX: did not happen. */
+struct kg_replay_row {
+    uint64_t arrival_ns, admitted_ns, first_ns, done_ns;
+    char *detail; /* text of a refusal or an error, NULL for none */
+    uint32_t outcome, reason;
+    uint32_t n_prompt, n_output;
+    uint32_t hit_page, hit_state, reused, lost; /* tokens; see the replay format */
+    uint32_t n_checkpoints, n_preempted, n_drafted, n_verified, n_accepted;
+};
+
+/* Mean over time and maximum of bytes of one class. */
+struct kg_replay_bytes {
+    double sum; /* bytes times ns */
+    uint64_t max;
+};
+
+enum kg_bytes_class {
+    KG_BYTES_LIVE_PAGES,
+    KG_BYTES_LIVE_STATES,
+    KG_BYTES_CACHED_PAGES,
+    KG_BYTES_CACHED_STATES,
+    KG_BYTES_PINNED,
+    KG_BYTES_HOLES,
+    KG_BYTES_GAP,
+    KG_BYTES_PADDING,
+    KG_BYTES_PROMISED, /* beside the sum */
+    KG_N_BYTES,
+};
+
+struct kg_replay_result {
+    struct kg_replay_row *rows; /* [n] in the order of the trace */
+    uint32_t n;
+    uint64_t duration_ns; /* from the start to the last end */
+    uint64_t *step_ns;    /* [n_steps] */
+    size_t n_steps, cap_steps;
+    struct kg_replay_bytes bytes[KG_N_BYTES];
+    uint64_t bytes_ns, arena_bytes; /* bytes_ns: time the means stand for */
+    struct kg_engine_stats stats;   /* at the end */
+};
+
+struct kg_replay_conf {
+    struct kg_engine *engine; /* not started, without requests */
+    const struct kg_exec_ops *exec_ops;
+    struct kg_exec *exec;
+    const struct kg_trace *trace;
+    const struct kg_expand *expand;
+    double stretch;    /* of arrivals and delays; 1 as they are */
+    uint32_t saturate; /* 1: as fast as they are taken, to measure capacity */
+    uint32_t max_live; /* with saturate: requests in the engine at once */
+    /* Called about twice a second of real time; NULL for none. */
+    void (*progress)(void *ctx, uint32_t n_done, uint32_t n, uint64_t now_ns);
+    void *ctx;
+};
+
+/*
+ * Runs the whole trace. Every request has a row afterwards, whatever became of it. KG_EDEVICE when
+ * the engine stands still with work left, KG_ENOMEM; *result then holds what there is and is freed
+ * like any other.
+ */
+KG_CHECKED int kg_replay_run(const struct kg_replay_conf *conf, struct kg_replay_result *result,
+                             struct kg_error *err);
+void kg_replay_free(struct kg_replay_result *result);
+
+/* Nominal time of the last arrival, a session's turns counted from their delays; ns. */
+KG_CHECKED int kg_replay_span(const struct kg_trace *trace, uint64_t *span_ns);
+
+#endif

@@ -1,0 +1,51 @@
+/* The files a replay leaves: one JSON line per request, one JSON object for all.
+ * core/docs/replay.md names the fields. */
+#ifndef KEDGE_EXPERIMENT_RESULTS_H
+#define KEDGE_EXPERIMENT_RESULTS_H
+
+#include "base/buf.h"
+#include "experiment/replay.h"
+
+/* Percentiles of a set, linear between ranks; NaN without values. */
+struct kg_quantiles {
+    double mean, p50, p90, p99;
+    uint64_t n;
+};
+
+/* Sorts v[n] and reads them off. */
+struct kg_quantiles kg_quantiles_of(double *v, uint64_t n);
+
+/* What the summary says beside the result. */
+struct kg_results_about {
+    const struct kg_trace *trace;
+    struct kg_expand_share share;
+    const char *exec, *pool, *sched, *spec; /* plugin names */
+    uint64_t seed;
+    double load, capacity_s, stretch; /* load 0: not asked for */
+    double ttft_slo_ms, tpot_slo_ms;  /* 0: no limit */
+    uint32_t is_virtual;
+};
+
+/* Sums over the rows. */
+struct kg_totals {
+    uint64_t n, outcome[4], reason[KG_N_REASONS];
+    uint64_t prompt, output, hit_page, hit_state, reused, lost; /* tokens of ok requests */
+    uint64_t checkpoints, preemptions, drafted, verified, accepted;
+    uint64_t n_good, good_output;                     /* ok and inside the limits */
+    struct kg_quantiles ttft, tpot, e2e, queue, step; /* ms */
+};
+
+KG_CHECKED int kg_results_totals(const struct kg_replay_result *result,
+                                 const struct kg_results_about *about, struct kg_totals *totals);
+
+/* Appends row i as one line. Returns b->rc. */
+int kg_results_row(const struct kg_replay_result *result, const struct kg_trace *trace, uint32_t i,
+                   struct kg_buf *b);
+/* Appends the summary as one JSON object and a newline. Returns b->rc. */
+int kg_results_summary(const struct kg_replay_result *result, const struct kg_results_about *about,
+                       const struct kg_totals *totals, struct kg_buf *b);
+/* The summary for people. Returns b->rc. */
+int kg_results_text(const struct kg_replay_result *result, const struct kg_results_about *about,
+                    const struct kg_totals *totals, struct kg_buf *b);
+
+#endif
