@@ -143,6 +143,23 @@ static void text_prefix(const struct kg_check *k, struct kg_buf *b)
                         (unsigned long long)state_price(k));
 }
 
+/* What a draft row costs in memory until it is accepted or dropped. */
+static void text_rewind(const struct kg_check *k, struct kg_buf *b)
+{
+    const struct kg_exec_desc *d = &k->stack->desc;
+
+    if (d->rewind == NULL || d->record_bytes == 0)
+        return;
+    put_line(b, "");
+    (void)kg_buf_printf(b, "rewind = %s: a verified row keeps ", d->rewind);
+    put_bytes(b, d->record_bytes);
+    (void)kg_buf_puts(b, " until it is committed, in all at most ");
+    put_bytes(b, d->rewind_bytes);
+    (void)kg_buf_puts(b, "; a snapshot takes ");
+    put_bytes(b, k->state_bytes);
+    (void)kg_buf_puts(b, " a row\n");
+}
+
 static void text_rules(const struct kg_check *k, struct kg_buf *b)
 {
     static const char *const lifetimes[] = {"prompt", "max", "expected"};
@@ -167,6 +184,7 @@ static void text_rules(const struct kg_check *k, struct kg_buf *b)
         (void)kg_buf_printf(b,
                             "up to %u drafts, accepted by coupling: output equals plain decoding\n",
                             k->stack->parts.spec_ops->block(k->stack->parts.spec));
+    text_rewind(k, b);
     put_line(b, "prefix");
     text_prefix(k, b);
     put_line(b, "parallel");
@@ -266,6 +284,8 @@ static void json_memory(const struct kg_check *k, struct kg_buf *b)
     put_num(b, "slots_per_state", l->slots_per_state);
     put_num(b, "max_states", l->max_units[KG_STATE]);
     put_num(b, "max_request_tokens", k->max_tokens);
+    put_num(b, "verify_row_bytes", k->stack->desc.record_bytes);
+    put_num(b, "verify_bytes", k->stack->desc.rewind_bytes);
     (void)kg_buf_puts(b, ",\"fits\":[");
     for (size_t i = 0; i < KG_CHECK_FITS && k->fits[i].tokens != 0; i++)
         (void)kg_buf_printf(b, "%s{\"tokens\":%u,\"requests\":%u}", i == 0 ? "" : ",",

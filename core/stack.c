@@ -53,14 +53,36 @@ static uint64_t exec_now(void *ctx)
     return s->parts.exec_ops->now(s->parts.exec);
 }
 
-/* Draft rows per sequence the backend must have room for, before the plugin can be asked. */
+/* Draft rows per sequence the backend must have room for, where the plugin cannot be asked: one
+ * that needs a drafter is opened after the backend, which knows the drafter's block. */
 #define MAX_DRAFTS 16
+
+static int open_spec(struct kg_stack *s, struct kg_error *err)
+{
+    const struct kg_choice *spec = kg_config_choice(s->config, KG_KIND_SPEC);
+
+    s->parts.spec_ops = spec->ref.plugin->ops;
+    s->parts.spec_caps = spec->ref.plugin->caps;
+    return s->parts.spec_ops->open(&s->hosts[KG_KIND_SPEC]->host, spec->conf,
+                                   s->conf->engine.max_seqs, s->desc.draft_block, &s->parts.spec,
+                                   err);
+}
 
 static int open_exec(struct kg_stack *s, struct kg_error *err)
 {
     const struct kg_choice *choice = kg_config_choice(s->config, KG_KIND_EXEC);
     const struct kg_plugin *p = choice->ref.plugin;
     const struct kg_plugin *spec = kg_config_choice(s->config, KG_KIND_SPEC)->ref.plugin;
+    uint32_t max_draft = 0;
+
+    if ((spec->caps & KG_SPEC_CAP_HOST) != 0) {
+        int rc = open_spec(s, err);
+        if (rc != KG_OK)
+            return rc;
+        max_draft = s->parts.spec_ops->block(s->parts.spec);
+    } else if ((spec->caps & KG_SPEC_CAP_MODEL) != 0) {
+        max_draft = MAX_DRAFTS;
+    }
     const struct kg_exec_open args = {
         .size = sizeof(args),
         .model_path = s->conf->model_path,
@@ -69,7 +91,7 @@ static int open_exec(struct kg_stack *s, struct kg_error *err)
         .max_seqs = s->conf->engine.max_seqs,
         .max_rows = s->conf->engine.step_tokens,
         .max_context = s->conf->engine.max_context,
-        .max_draft = (spec->caps & (KG_SPEC_CAP_HOST | KG_SPEC_CAP_MODEL)) != 0 ? MAX_DRAFTS : 0,
+        .max_draft = max_draft,
     };
 
     if (args.draft_path != NULL && (p->caps & KG_EXEC_CAP_DRAFT) == 0)
@@ -101,17 +123,13 @@ static int open_policies(struct kg_stack *s, struct kg_error *err)
                                       s->conf->engine.max_requests, &s->parts.sched, err);
     if (rc != KG_OK)
         return rc;
-    s->parts.spec_ops = spec->ref.plugin->ops;
-    s->parts.spec_caps = spec->ref.plugin->caps;
-    if ((s->parts.spec_caps & (KG_SPEC_CAP_HOST | KG_SPEC_CAP_MODEL)) != 0 &&
+    if ((spec->ref.plugin->caps & (KG_SPEC_CAP_HOST | KG_SPEC_CAP_MODEL)) != 0 &&
         (s->desc.caps & KG_EXEC_CAP_VERIFY) == 0)
         return kg_fail(err, KG_ECONFIG,
                        "[plugins] spec = %s, but exec-%s cannot verify drafts: set spec = off",
                        spec->ref.plugin->name,
                        kg_config_choice(s->config, KG_KIND_EXEC)->ref.plugin->name);
-    return s->parts.spec_ops->open(&s->hosts[KG_KIND_SPEC]->host, spec->conf,
-                                   s->conf->engine.max_seqs, s->desc.draft_block, &s->parts.spec,
-                                   err);
+    return s->parts.spec == NULL ? open_spec(s, err) : KG_OK;
 }
 
 int kg_stack_open(const struct kg_config *config, struct kg_stack **stack, struct kg_error *err)
