@@ -9,8 +9,8 @@
  * gap between two streamed outputs (tokens that come bundled are one gap). TPOT: (end - first) /
  * (output tokens - 1). Goodput: requests per second that meet every given limit.
  */
-#ifndef KEDGE_BENCH_SERVE_H
-#define KEDGE_BENCH_SERVE_H
+#ifndef KEDGE_CORE_BENCH_SERVE_H
+#define KEDGE_CORE_BENCH_SERVE_H
 
 #include "base/buf.h"
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 /* What a configuration will do, as numbers: gathered once, printed as text or JSON. */
-#ifndef KEDGE_CHECK_H
-#define KEDGE_CHECK_H
+#ifndef KEDGE_CORE_CHECK_H
+#define KEDGE_CORE_CHECK_H
 
 #include "stack.h"
 

@@ -3,8 +3,8 @@
  * argv from its own name on and returns the exit status: 0 ok, 1 failed, 2 bad usage or
  * configuration.
  */
-#ifndef KEDGE_CMD_H
-#define KEDGE_CMD_H
+#ifndef KEDGE_CORE_CMD_H
+#define KEDGE_CORE_CMD_H
 
 #include "config.h"
 

@@ -7,8 +7,8 @@
  * the folder of the INI file when they stand in the file, the current folder when they come by
  * --set.
  */
-#ifndef KEDGE_CONFIG_H
-#define KEDGE_CONFIG_H
+#ifndef KEDGE_CORE_CONFIG_H
+#define KEDGE_CORE_CONFIG_H
 
 #include "base/buf.h"
 #include "engine/engine.h"

@@ -1,6 +1,6 @@
 /* Shared by the files config*.c only. */
-#ifndef KEDGE_CONFIG_INT_H
-#define KEDGE_CONFIG_INT_H
+#ifndef KEDGE_CORE_CONFIG_INT_H
+#define KEDGE_CORE_CONFIG_INT_H
 
 #include "base/arena.h"
 #include "base/log.h"

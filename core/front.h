@@ -1,6 +1,6 @@
 /* What serve and run share: the stack, the vocabulary and the chat format of one configuration. */
-#ifndef KEDGE_FRONT_H
-#define KEDGE_FRONT_H
+#ifndef KEDGE_CORE_FRONT_H
+#define KEDGE_CORE_FRONT_H
 
 #include "cmd.h"
 #include "serve/call.h"

@@ -2,8 +2,8 @@
  * The policy of a configuration, as the engine and the server call it: core/policy knows neither
  * of them, and they know no Lua.
  */
-#ifndef KEDGE_HOOKS_H
-#define KEDGE_HOOKS_H
+#ifndef KEDGE_CORE_HOOKS_H
+#define KEDGE_CORE_HOOKS_H
 
 #include "base/log.h"
 #include "base/metrics.h"

@@ -2,8 +2,8 @@
  * What a plugin instance gets from the core (struct kg_host): counted memory, log lines with the
  * instance's name in front, the clock, metric cells. One kg_instance per open plugin.
  */
-#ifndef KEDGE_HOST_IMPL_H
-#define KEDGE_HOST_IMPL_H
+#ifndef KEDGE_CORE_HOST_H
+#define KEDGE_CORE_HOST_H
 
 #include "base/clock.h"
 #include "base/log.h"

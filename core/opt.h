@@ -1,6 +1,6 @@
 /* Option rows (struct kg_opt): text to field, and the checks a row itself must pass. */
-#ifndef KEDGE_OPT_H
-#define KEDGE_OPT_H
+#ifndef KEDGE_CORE_OPT_H
+#define KEDGE_CORE_OPT_H
 
 #include "base/arena.h"
 #include "base/buf.h"

@@ -2,8 +2,8 @@
  * Finding, loading and verifying plugins. A plugin is refused unless everything its descriptor
  * says holds; until then nothing of it but the entry function has run. A plugin is never unloaded.
  */
-#ifndef KEDGE_PLUGIN_H
-#define KEDGE_PLUGIN_H
+#ifndef KEDGE_CORE_PLUGIN_H
+#define KEDGE_CORE_PLUGIN_H
 
 #include "base/buf.h"
 

@@ -2,8 +2,8 @@
  * Everything that is open for one configuration: backend, scheduler, speculation, engine, in the
  * order the ABI asks for, and closed in reverse.
  */
-#ifndef KEDGE_STACK_H
-#define KEDGE_STACK_H
+#ifndef KEDGE_CORE_STACK_H
+#define KEDGE_CORE_STACK_H
 
 #include "base/log.h"
 #include "base/metrics.h"

@@ -1,6 +1,6 @@
 /* What the tables of this folder share: bf16, key addresses, the order of routed experts. */
-#ifndef KG_KERNELS_COMMON_H
-#define KG_KERNELS_COMMON_H
+#ifndef KEDGE_KERNELS_COMMON_H
+#define KEDGE_KERNELS_COMMON_H
 
 #include "kernels.h"
 

@@ -28,8 +28,8 @@
  * is the caller's duty. NaN and infinity travel by IEEE rules and stay in their row. All
  * operations return when the result is complete.
  */
-#ifndef KG_KERNELS_H
-#define KG_KERNELS_H
+#ifndef KEDGE_KERNELS_KERNELS_H
+#define KEDGE_KERNELS_KERNELS_H
 
 #include <kedge/types.h>
 

@@ -4,8 +4,8 @@
  * read off its control tokens. Everything that came from outside is encoded in plain mode, piece by
  * piece, so no text can forge a control token.
  */
-#ifndef KG_TEXT_CHAT_H
-#define KG_TEXT_CHAT_H
+#ifndef KEDGE_TEXT_CHAT_H
+#define KEDGE_TEXT_CHAT_H
 
 #include "text/tokenizer.h"
 #include <jansson.h>

@@ -2,8 +2,8 @@
  * Inside of the chat formats: what chat.c (requests, checks, dispatch), chat_k3.c and chat_linear.c
  * share.
  */
-#ifndef KG_TEXT_CHAT_IMPL_H
-#define KG_TEXT_CHAT_IMPL_H
+#ifndef KEDGE_TEXT_CHAT_IMPL_H
+#define KEDGE_TEXT_CHAT_IMPL_H
 
 #include "text/chat.h"
 #include "text/rawjson.h"

@@ -4,8 +4,8 @@
  * U+FFFD (one per maximal ill-formed run, as browsers do). Text that may be the beginning of a stop
  * string is held back too. How the ids are cut into pushes never changes the text.
  */
-#ifndef KG_TEXT_DETOK_H
-#define KG_TEXT_DETOK_H
+#ifndef KEDGE_TEXT_DETOK_H
+#define KEDGE_TEXT_DETOK_H
 
 #include "text/tokenizer.h"
 

@@ -4,8 +4,8 @@
  * way of cutting the ids into pushes gives the same deltas joined. A control token never reaches
  * content, and missing close markers (think -> tools, message closed inside response) lose nothing.
  */
-#ifndef KG_TEXT_PARSER_H
-#define KG_TEXT_PARSER_H
+#ifndef KEDGE_TEXT_PARSER_H
+#define KEDGE_TEXT_PARSER_H
 
 #include "text/chat.h"
 #include "text/detok.h"

@@ -2,8 +2,8 @@
  * Inside of the output parser: parser.c (public calls, text on its way to the sink, tool calls),
  * parser_k3.c and parser_linear.c (which id means what).
  */
-#ifndef KG_TEXT_PARSER_IMPL_H
-#define KG_TEXT_PARSER_IMPL_H
+#ifndef KEDGE_TEXT_PARSER_IMPL_H
+#define KEDGE_TEXT_PARSER_IMPL_H
 
 #include "text/chat_impl.h"
 #include "text/parser.h"

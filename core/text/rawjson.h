@@ -3,8 +3,8 @@
  * was written (1e2 stays 1e2, which a parser that goes through double cannot promise). Strict RFC
  * 8259 in UTF-8, nesting up to KG_RAW_MAX_DEPTH; nothing here recurses deeper than that.
  */
-#ifndef KG_TEXT_RAWJSON_H
-#define KG_TEXT_RAWJSON_H
+#ifndef KEDGE_TEXT_RAWJSON_H
+#define KEDGE_TEXT_RAWJSON_H
 
 #include "text/text.h"
 #include <jansson.h>

@@ -2,8 +2,8 @@
  * Stop strings over a byte stream: one matcher per string, one step per byte, so the point of the
  * match never depends on how the text was cut.
  */
-#ifndef KG_TEXT_STOP_H
-#define KG_TEXT_STOP_H
+#ifndef KEDGE_TEXT_STOP_H
+#define KEDGE_TEXT_STOP_H
 
 #include "text/detok.h"
 

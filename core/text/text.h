@@ -3,8 +3,8 @@
  * by the caller and are given back with the free call. They never shrink; a caller that reuses one
  * sets n = 0.
  */
-#ifndef KG_TEXT_TEXT_H
-#define KG_TEXT_TEXT_H
+#ifndef KEDGE_TEXT_TEXT_H
+#define KEDGE_TEXT_TEXT_H
 
 #include <kedge/types.h>
 #include <stdbool.h>

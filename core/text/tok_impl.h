@@ -2,8 +2,8 @@
  * Inside of the tokenizer, shared by its four files: tokenizer.c (the public calls), tok_load.c
  * (files to tables), tok_split.c (text to pieces), tok_bpe.c (a piece to ids).
  */
-#ifndef KG_TEXT_TOK_IMPL_H
-#define KG_TEXT_TOK_IMPL_H
+#ifndef KEDGE_TEXT_TOK_IMPL_H
+#define KEDGE_TEXT_TOK_IMPL_H
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 

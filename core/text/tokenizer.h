@@ -6,8 +6,8 @@
  * A struct kg_tok never changes after kg_tok_open, so any number of threads may use one; each
  * thread brings its own struct kg_tok_scratch.
  */
-#ifndef KG_TEXT_TOKENIZER_H
-#define KG_TEXT_TOKENIZER_H
+#ifndef KEDGE_TEXT_TOKENIZER_H
+#define KEDGE_TEXT_TOKENIZER_H
 
 #include "text/text.h"
 

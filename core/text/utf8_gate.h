@@ -1,8 +1,8 @@
 /*
  * Bytes that trickle in, whole characters out: the streaming side of base/utf8.h.
  */
-#ifndef KG_TEXT_UTF8_GATE_H
-#define KG_TEXT_UTF8_GATE_H
+#ifndef KEDGE_TEXT_UTF8_GATE_H
+#define KEDGE_TEXT_UTF8_GATE_H
 
 #include "text/text.h"
 

@@ -2,8 +2,8 @@
  * Vector tables: the files of this folder are compiled once per instruction set, with KG_ISA set
  * to avx2, avx512 or avx512_bf16; symbols shared between files end in it.
  */
-#ifndef KG_KERNELS_CPU_H
-#define KG_KERNELS_CPU_H
+#ifndef KEDGE_KERNELS_CPU_CPU_H
+#define KEDGE_KERNELS_CPU_CPU_H
 
 #include "kernels/common.h"
 

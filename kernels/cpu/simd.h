@@ -3,8 +3,8 @@
  * compiled with. Everything above it is written once. v_loadn and friends touch only the first n
  * elements (0 < n <= 16), absent ones read as zero.
  */
-#ifndef KG_KERNELS_SIMD_H
-#define KG_KERNELS_SIMD_H
+#ifndef KEDGE_KERNELS_CPU_SIMD_H
+#define KEDGE_KERNELS_CPU_SIMD_H
 
 #include "kernels/common.h"
 

@@ -2,8 +2,8 @@
  * exp, sigmoid, tanh, softplus on 16 lanes: the same steps in the same order as the plain C ones
  * (ref/ref.h says how they work), so the bits agree.
  */
-#ifndef KG_KERNELS_VMATH_H
-#define KG_KERNELS_VMATH_H
+#ifndef KEDGE_KERNELS_CPU_VMATH_H
+#define KEDGE_KERNELS_CPU_VMATH_H
 
 #include "simd.h"
 

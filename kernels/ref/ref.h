@@ -1,7 +1,7 @@
 /* Plain C operations, shared between the files of this folder. Written for reading: they judge
  * the vector tables, so they use no code of theirs. */
-#ifndef KG_KERNELS_REF_H
-#define KG_KERNELS_REF_H
+#ifndef KEDGE_KERNELS_REF_REF_H
+#define KEDGE_KERNELS_REF_REF_H
 
 #include "kernels/common.h"
 

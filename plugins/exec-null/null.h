@@ -3,8 +3,8 @@
  * `check = yes` each step proves that pages and states hold what this sequence wrote: lost moves,
  * stale states, wrong page lists and units given away too early become errors with a text.
  */
-#ifndef KEDGE_EXEC_NULL_H
-#define KEDGE_EXEC_NULL_H
+#ifndef KEDGE_EXEC_NULL_NULL_H
+#define KEDGE_EXEC_NULL_NULL_H
 
 #include <kedge/exec.h>
 

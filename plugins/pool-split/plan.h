@@ -2,8 +2,8 @@
  * How pool-split cuts the arena: from the options and the geometry to the layout, in numbers
  * only. No state; called once by open.
  */
-#ifndef POOL_SPLIT_PLAN_H
-#define POOL_SPLIT_PLAN_H
+#ifndef KEDGE_POOL_SPLIT_PLAN_H
+#define KEDGE_POOL_SPLIT_PLAN_H
 
 #include <kedge/pool.h>
 

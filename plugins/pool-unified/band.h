@@ -8,8 +8,8 @@
  * New units take the lowest free position: a hole if there is one, else the frontier moves on. A
  * band gives room to its neighbour by moving its topmost unit into its lowest hole.
  */
-#ifndef POOL_UNIFIED_BAND_H
-#define POOL_UNIFIED_BAND_H
+#ifndef KEDGE_POOL_UNIFIED_BAND_H
+#define KEDGE_POOL_UNIFIED_BAND_H
 
 #include "bits.h"
 

@@ -3,8 +3,8 @@
  * level below holds any. Add, remove, lowest and highest member cost one word per level, and 2^31
  * members make six levels. Used for free, used and pinned positions of a band.
  */
-#ifndef POOL_UNIFIED_BITS_H
-#define POOL_UNIFIED_BITS_H
+#ifndef KEDGE_POOL_UNIFIED_BITS_H
+#define KEDGE_POOL_UNIFIED_BITS_H
 
 #include <kedge/types.h>
 

@@ -1,6 +1,6 @@
 /* Runs one function on every rank of a group; ranks are threads, joined before it returns. */
-#ifndef COMM_RIG_H
-#define COMM_RIG_H
+#ifndef KEDGE_TESTS_CONFORMANCE_COMM_RIG_H
+#define KEDGE_TESTS_CONFORMANCE_COMM_RIG_H
 
 #include <kedge/comm.h>
 

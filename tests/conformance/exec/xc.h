@@ -2,8 +2,8 @@
  * A small driver of one backend for the conformance cases: it plays pool and engine, with a layout
  * and a unit table of its own, so that a case says only what matters to it.
  */
-#ifndef KEDGE_TESTS_CONFORMANCE_XC_H
-#define KEDGE_TESTS_CONFORMANCE_XC_H
+#ifndef KEDGE_TESTS_CONFORMANCE_EXEC_XC_H
+#define KEDGE_TESTS_CONFORMANCE_EXEC_XC_H
 
 #include "rig.h"
 

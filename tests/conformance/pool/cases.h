@@ -2,8 +2,8 @@
  * What the cases of pool_test share: one rig, opened afresh for each case, and short forms of the
  * ops that assert success. A case is named by the rule it shows.
  */
-#ifndef TESTS_POOL_CASES_H
-#define TESTS_POOL_CASES_H
+#ifndef KEDGE_TESTS_CONFORMANCE_POOL_CASES_H
+#define KEDGE_TESTS_CONFORMANCE_POOL_CASES_H
 
 #include "rig.h"
 

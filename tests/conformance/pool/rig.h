@@ -2,8 +2,8 @@
  * Opens any pool plugin for a test: by path, with "key=value" settings that go through the
  * plugin's own option rows, on a host that counts memory and forbids allocation after open.
  */
-#ifndef TESTS_POOL_RIG_H
-#define TESTS_POOL_RIG_H
+#ifndef KEDGE_TESTS_CONFORMANCE_POOL_RIG_H
+#define KEDGE_TESTS_CONFORMANCE_POOL_RIG_H
 
 #include <kedge/abi.h>
 #include <kedge/host.h>

@@ -3,8 +3,8 @@
  * tokens up to its end), a state for exactly one. Nothing is shared with the index: prefixes are
  * told apart by a hash over all their tokens, look-up is a search of the whole list.
  */
-#ifndef KEDGE_TESTS_INDEX_ORACLE_H
-#define KEDGE_TESTS_INDEX_ORACLE_H
+#ifndef KEDGE_TESTS_PROPERTY_INDEX_ORACLE_H
+#define KEDGE_TESTS_PROPERTY_INDEX_ORACLE_H
 
 #include <kedge/types.h>
 

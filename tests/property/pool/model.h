@@ -4,8 +4,8 @@
  * changes exactly as exec.apply must, poisons what is given back, and answers by counting and
  * placing units one by one what the pool answers by arithmetic.
  */
-#ifndef TESTS_POOL_MODEL_H
-#define TESTS_POOL_MODEL_H
+#ifndef KEDGE_TESTS_PROPERTY_POOL_MODEL_H
+#define KEDGE_TESTS_PROPERTY_POOL_MODEL_H
 
 #include "rig.h"
 

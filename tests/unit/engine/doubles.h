@@ -1,6 +1,6 @@
 /* Test doubles with real descriptors: the same loader rules and conformance programs apply. */
-#ifndef KEDGE_TESTS_ENGINE_DOUBLES_H
-#define KEDGE_TESTS_ENGINE_DOUBLES_H
+#ifndef KEDGE_TESTS_UNIT_ENGINE_DOUBLES_H
+#define KEDGE_TESTS_UNIT_ENGINE_DOUBLES_H
 
 #include <kedge/abi.h>
 

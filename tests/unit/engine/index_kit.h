@@ -3,8 +3,8 @@
  * checkpointed as a policy says. Units are numbers from a stack; when one is short the cheapest
  * victims go. No pool, no backend.
  */
-#ifndef KEDGE_TESTS_INDEX_KIT_H
-#define KEDGE_TESTS_INDEX_KIT_H
+#ifndef KEDGE_TESTS_UNIT_ENGINE_INDEX_KIT_H
+#define KEDGE_TESTS_UNIT_ENGINE_INDEX_KIT_H
 
 #include "engine/index.h"
 #include "engine/index_policy.h"

@@ -3,8 +3,8 @@
  * an engine without a thread, and collects what each request said. Everything it finds wrong is a
  * failed assertion of the running test.
  */
-#ifndef KEDGE_TESTS_ENGINE_RIG_H
-#define KEDGE_TESTS_ENGINE_RIG_H
+#ifndef KEDGE_TESTS_UNIT_ENGINE_RIG_H
+#define KEDGE_TESTS_UNIT_ENGINE_RIG_H
 
 #include "engine/engine.h"
 #include "engine/test.h"

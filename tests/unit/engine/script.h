@@ -1,6 +1,6 @@
 /* What exec-null must answer, written again from the rules in its script.h: the tests' truth. */
-#ifndef KEDGE_TESTS_ENGINE_SCRIPT_H
-#define KEDGE_TESTS_ENGINE_SCRIPT_H
+#ifndef KEDGE_TESTS_UNIT_ENGINE_SCRIPT_H
+#define KEDGE_TESTS_UNIT_ENGINE_SCRIPT_H
 
 #include <kedge/exec.h>
 

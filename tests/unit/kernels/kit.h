@@ -1,6 +1,6 @@
 /* What the kernel tests share: seeded numbers, the tables this CPU can run, comparisons. */
-#ifndef KG_TEST_KERNELS_KIT_H
-#define KG_TEST_KERNELS_KIT_H
+#ifndef KEDGE_TESTS_UNIT_KERNELS_KIT_H
+#define KEDGE_TESTS_UNIT_KERNELS_KIT_H
 
 #include <math.h>
 #include <setjmp.h>

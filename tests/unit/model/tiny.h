@@ -2,8 +2,8 @@
  * Small checkpoints for tests, listed tensor by tensor from the published inventories and not from
  * the code under test. A case changes the list (name, dtype, shape, span, content) and writes it.
  */
-#ifndef KEDGE_TEST_TINY_H
-#define KEDGE_TEST_TINY_H
+#ifndef KEDGE_TESTS_UNIT_MODEL_TINY_H
+#define KEDGE_TESTS_UNIT_MODEL_TINY_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
 /* What tests of the policy share: a policy from a script's text, and calls with usual requests. */
-#ifndef TEST_POLICY_RIG_H
-#define TEST_POLICY_RIG_H
+#ifndef KEDGE_TESTS_UNIT_POLICY_SCRIPT_RIG_H
+#define KEDGE_TESTS_UNIT_POLICY_SCRIPT_RIG_H
 
 #include "policy/policy.h"
 

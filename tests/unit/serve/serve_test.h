@@ -1,6 +1,6 @@
 /* What tests of the serve area share: the demo vocabulary and an API around it. */
-#ifndef SERVE_TEST_H
-#define SERVE_TEST_H
+#ifndef KEDGE_TESTS_UNIT_SERVE_SERVE_TEST_H
+#define KEDGE_TESTS_UNIT_SERVE_SERVE_TEST_H
 
 #include "serve/call.h"
 

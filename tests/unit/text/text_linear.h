@@ -1,6 +1,6 @@
 /* A Kimi-Linear vocabulary for tests: the demo's ranks with the other family's control names. */
-#ifndef KG_TEST_TEXT_LINEAR_H
-#define KG_TEST_TEXT_LINEAR_H
+#ifndef KEDGE_TESTS_UNIT_TEXT_TEXT_LINEAR_H
+#define KEDGE_TESTS_UNIT_TEXT_TEXT_LINEAR_H
 
 #include "text_test.h"
 

@@ -1,6 +1,6 @@
 /* What the test programs of core/text share. Include after <cmocka.h>'s own prerequisites. */
-#ifndef KG_TEST_TEXT_TEST_H
-#define KG_TEST_TEXT_TEST_H
+#ifndef KEDGE_TESTS_UNIT_TEXT_TEXT_TEST_H
+#define KEDGE_TESTS_UNIT_TEXT_TEXT_TEST_H
 
 #include <setjmp.h>
 #include <stdarg.h>
