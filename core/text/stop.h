@@ -35,7 +35,10 @@ void kg_stop_close(struct kg_stop_gate *gate);
 int KG_CHECKED kg_stop_push(struct kg_stop_gate *gate, const char *text, size_t n,
                             struct kg_text *out);
 
-/* The text has ended without a match: what was held is output. KG_ENOMEM. */
+/*
+ * This piece of text has ended without a match: what was held is output. A later push begins a new
+ * piece; no match spans the two. KG_ENOMEM.
+ */
 int KG_CHECKED kg_stop_finish(struct kg_stop_gate *gate, struct kg_text *out);
 
 #endif

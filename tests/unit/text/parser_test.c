@@ -344,6 +344,26 @@ static void stop_strings_end_content_only(void **state)
     check(f, -1, opts, "plain STO STOP x", "C:plain STO STOP");
 }
 
+/* What was held when an element closed has been sent: the next element starts from nothing. */
+static void stop_strings_do_not_span_elements(void **state)
+{
+    struct fixture *f = *state;
+    struct kg_span stops[] = {{"STOP", 4}, {"STOLEN", 6}};
+    struct kg_parser_opts opts = {.start = KG_START_RESPONSE};
+    opts.text = (struct kg_detok_opts){.stops = stops, .n_stops = 2};
+    check(f, 0, opts, "a STO" CLOSE("response") OPEN("response") "P b" CLOSE("response") END,
+          "C:a STOP b");
+    check(f, 0, opts, "a STO" CLOSE("response") OPEN("response") "LE" CLOSE("response") END,
+          "C:a STOLE");
+    check(f, 0, opts, "a STO" CLOSE("response") OPEN("response") "STOP b" CLOSE("response") END,
+          "C:a STO");
+    check(f, 1, opts,
+          "a STO"
+          "<|tool_calls_section_begin|><|tool_calls_section_end|>"
+          "P b<|im_end|>",
+          "C:a STOP b");
+}
+
 static void kimi_linear_calls_are_told_apart(void **state)
 {
     struct fixture *f = *state;
@@ -583,6 +603,7 @@ int main(void)
         cmocka_unit_test(calls_without_a_name_and_stray_arguments_are_dropped),
         cmocka_unit_test(default_call_ids_name_the_function),
         cmocka_unit_test(stop_strings_end_content_only),
+        cmocka_unit_test(stop_strings_do_not_span_elements),
         cmocka_unit_test(kimi_linear_calls_are_told_apart),
         cmocka_unit_test(past_the_end_text_is_content_when_asked_for),
         cmocka_unit_test(plain_mode_passes_text_and_drops_special_tokens),
