@@ -170,6 +170,13 @@ enum kg_role kg_message_role(struct kg_writer *w, json_t *message, size_t i)
     return KG_ROLE_USER;
 }
 
+/* A string that would be cut at a zero byte; content is read by length instead. */
+static bool has_zero(const json_t *string)
+{
+    return string != NULL && json_is_string(string) &&
+           strlen(json_string_value(string)) != json_string_length(string);
+}
+
 const char *kg_message_string(struct kg_writer *w, json_t *message, size_t i, const char *key)
 {
     json_t *v = json_object_get(message, key);
@@ -178,6 +185,8 @@ const char *kg_message_string(struct kg_writer *w, json_t *message, size_t i, co
     }
     if (!json_is_string(v)) {
         kg_writer_bad(w, "messages[%zu].%s: not a string", i, key);
+    } else if (has_zero(v)) {
+        kg_writer_bad(w, "messages[%zu].%s: holds a zero byte", i, key);
     }
     return json_string_value(v);
 }
@@ -230,7 +239,8 @@ struct kg_span kg_raw_sub(struct kg_span object, const char *name)
     return value;
 }
 
-static void check_call(struct kg_writer *w, json_t *one, size_t i, size_t k, struct kg_call *call)
+static void check_call(struct kg_writer *w, json_t *one, size_t i, size_t k,
+                       struct kg_chat_call *call)
 {
     json_t *function = json_object_get(one, "function");
     json_t *id = json_object_get(one, "id"), *type = json_object_get(one, "type");
@@ -249,6 +259,8 @@ static void check_call(struct kg_writer *w, json_t *one, size_t i, size_t k, str
         kg_writer_bad(w, "messages[%zu].tool_calls[%zu].function: an object is required", i, k);
     } else if (call->name == NULL || call->name[0] == '\0') {
         kg_writer_bad(w, "messages[%zu].tool_calls[%zu].function.name: a string is required", i, k);
+    } else if (has_zero(id) || has_zero(json_object_get(function, "name"))) {
+        kg_writer_bad(w, "messages[%zu].tool_calls[%zu]: id or name holds a zero byte", i, k);
     } else if (call->arguments != NULL && !json_is_string(call->arguments) &&
                !json_is_object(call->arguments)) {
         kg_writer_bad(
@@ -256,8 +268,8 @@ static void check_call(struct kg_writer *w, json_t *one, size_t i, size_t k, str
     }
 }
 
-struct kg_call *kg_message_calls(struct kg_writer *w, json_t *message, size_t i, struct kg_span raw,
-                                 size_t *n)
+struct kg_chat_call *kg_message_calls(struct kg_writer *w, json_t *message, size_t i,
+                                      struct kg_span raw, size_t *n)
 {
     json_t *calls = json_object_get(message, "tool_calls");
     *n = 0;
@@ -271,7 +283,7 @@ struct kg_call *kg_message_calls(struct kg_writer *w, json_t *message, size_t i,
     if (json_array_size(calls) == 0) {
         return NULL;
     }
-    struct kg_call *list = calloc(json_array_size(calls), sizeof(*list));
+    struct kg_chat_call *list = calloc(json_array_size(calls), sizeof(*list));
     if (list == NULL) {
         no_memory(w);
         return NULL;

@@ -55,7 +55,7 @@ enum kg_role {
 };
 
 /* A tool call of an assistant message, checked. */
-struct kg_call {
+struct kg_chat_call {
     const char *id; /* or NULL */
     const char *name;
     json_t *arguments;  /* string or object, or NULL */
@@ -74,7 +74,8 @@ void kg_writer_end(struct kg_writer *w);
 
 /* Role of messages[i]; KG_ROLE_USER with a failure recorded when it has none of the known ones. */
 enum kg_role kg_message_role(struct kg_writer *w, json_t *message, size_t i);
-/* The string member `key` of messages[i], NULL if absent or null; anything else is a failure. */
+/* The string member `key` of messages[i], NULL if absent or null; anything else, a zero byte in it
+ * too, is a failure. */
 const char *kg_message_string(struct kg_writer *w, json_t *message, size_t i, const char *key);
 /*
  * Part k of the content of messages[i] (a string is one part): false behind the last one or after a
@@ -86,8 +87,8 @@ bool kg_message_part(struct kg_writer *w, json_t *message, size_t i, size_t k, b
  * The tool calls of assistant message i as an array of the caller (free), *n of them; NULL when
  * there are none or after a failure. raw is the message's own text or p NULL.
  */
-struct kg_call *kg_message_calls(struct kg_writer *w, json_t *message, size_t i, struct kg_span raw,
-                                 size_t *n);
+struct kg_chat_call *kg_message_calls(struct kg_writer *w, json_t *message, size_t i,
+                                      struct kg_span raw, size_t *n);
 /* Checks a list of tool definitions called `field`; NULL when empty, absent, null or bad. */
 json_t *kg_checked_tools(struct kg_writer *w, json_t *tools, const char *field);
 

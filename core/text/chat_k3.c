@@ -173,7 +173,7 @@ static void argument(struct kg_writer *w, const struct kg_raw_member *m, bool pa
     kg_text_free(&value);
 }
 
-static void arguments(struct kg_writer *w, const struct kg_call *call)
+static void arguments(struct kg_writer *w, const struct kg_chat_call *call)
 {
     struct kg_span text = {NULL, 0}, object = {NULL, 0};
     bool parsed = json_is_object(call->arguments);
@@ -216,7 +216,7 @@ static void arguments(struct kg_writer *w, const struct kg_call *call)
 
 /* What later tool results refer to: the last assistant turn. */
 struct turn {
-    struct kg_call *calls; /* [n_calls], owned */
+    struct kg_chat_call *calls; /* [n_calls], owned */
     size_t n_calls;
     json_t *by_id;  /* call id -> index, owned; NULL before the first assistant turn */
     size_t results; /* tool results since */
@@ -255,7 +255,7 @@ static void assistant_turn(struct kg_writer *w, const struct kg_chat_request *re
         open_tag(w, "tools");
         open_done(w);
         for (size_t k = 0; k < turn->n_calls; k++) {
-            const struct kg_call *call = &turn->calls[k];
+            const struct kg_chat_call *call = &turn->calls[k];
             open_tag(w, "call");
             attribute_z(w, "tool", call->name);
             attribute_index(w, k + 1);

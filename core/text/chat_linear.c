@@ -29,7 +29,7 @@ static void text_piece(struct kg_writer *w, json_t *message, size_t i, bool opti
 }
 
 /* functions.NAME:INDEX, or the call's own id if that already has this form. */
-static int call_label(const struct kg_call *call, size_t index, struct kg_text *out)
+static int call_label(const struct kg_chat_call *call, size_t index, struct kg_text *out)
 {
     size_t n = strlen(call->name);
     const char *id = call->id;
@@ -50,7 +50,7 @@ static void assistant_turn(struct kg_writer *w, json_t *message, size_t i, struc
                            json_t **by_id)
 {
     size_t n = 0;
-    struct kg_call *calls = kg_message_calls(w, message, i, raw, &n);
+    struct kg_chat_call *calls = kg_message_calls(w, message, i, raw, &n);
     json_decref(*by_id);
     *by_id = json_object();
     text_piece(w, message, i, true, "");

@@ -114,7 +114,7 @@ static char *render(struct fixture *f, bool linear, const char *json, bool with_
                     struct kg_chat_prompt *keep, struct kg_error *err)
 {
     json_error_t je;
-    json_t *request = json_loads(json, 0, &je);
+    json_t *request = json_loads(json, JSON_ALLOW_NUL, &je); /* as the server reads */
     if (request == NULL) {
         fail_msg("%s: %s", json, je.text);
     }
@@ -325,6 +325,17 @@ static const struct {
      "messages[0].name: not a string", false},
     {"{\"messages\":[{\"role\":\"assistant\",\"reasoning_content\":[]}]}",
      "messages[0].reasoning_content: not a string", false},
+    {"{\"messages\":[{\"role\":\"assistant\",\"reasoning_content\":\"a\\u0000b\"}]}",
+     "messages[0].reasoning_content: holds a zero byte", false},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"name\":\"a\\u0000\"}]}",
+     "messages[0].name: holds a zero byte", true},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\\u0000g\"}"
+     "}]}]}",
+     "messages[0].tool_calls[0]: id or name holds a zero byte", false},
+    {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"\\u0000\",\"function\":{"
+     "\"name\":"
+     "\"f\"}}]}]}",
+     "messages[0].tool_calls[0]: id or name holds a zero byte", true},
     {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":3}]}",
      "messages[0].tool_calls: not a list", false},
     {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{}]}]}",
