@@ -117,9 +117,9 @@ int kg_stop_finish(struct kg_stop_gate *gate, struct kg_text *out)
 {
     int rc = gate->held.n > 0 ? kg_text_add(out, gate->held.v, gate->held.n) : KG_OK;
     gate->held.n = 0;
+    /* What went out cannot be taken back by a match that began in it. */
     for (size_t i = 0; i < gate->n_strings; i++) {
-        gate->strings[i].state =
-            0; /* what went out cannot be taken back by a match that begins in it */
+        gate->strings[i].state = 0;
     }
     return rc;
 }

@@ -9,8 +9,8 @@
  * (seed 0 when greedy); a stop id that comes before min_tokens gives way to the next id that is
  * none.
  */
-#ifndef KEDGE_EXEC_SIM_H
-#define KEDGE_EXEC_SIM_H
+#ifndef KEDGE_EXEC_SIM_SIM_H
+#define KEDGE_EXEC_SIM_SIM_H
 
 #include "answers.h"
 #include "cost.h"

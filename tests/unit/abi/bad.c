@@ -80,7 +80,7 @@ __attribute__((unused)) static int draft(struct kg_spec *spec, const struct kg_s
     return 0;
 }
 
-static const struct kg_spec_ops ops = {
+__attribute__((unused)) static const struct kg_spec_ops ops = {
 #ifdef BAD_SHORT_OPS
     .size = offsetof(struct kg_spec_ops, check),
 #else
