@@ -37,7 +37,7 @@ static void each_wrong_field_is_refused_with_what_was_found_and_wanted(void **st
         {"opt-name", "option name", "\"Size!\"", "a-z"},
         {"opt-twice", "option count", "twice", "once"},
         {"opt-type", "option size type", "99", "1 .. 6"},
-        {"opt-flags", "option size flags", "0x80", "at most 0x3"},
+        {"opt-flags", "option size flags", "0x80", "at most 0x7"},
         {"opt-offset", "option size offset", "12", "inside 12 bytes"},
         {"opt-align", "option size offset", "2", "a multiple of 4"},
         {"opt-no-default", "option size default", "NULL", "text"},
