@@ -136,6 +136,32 @@ static void the_view_has_the_need_the_memory_and_the_queue(void **state)
     rig_close(&r);
 }
 
+static void the_view_has_the_hit_and_the_need_that_is_left(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    open_rig(&r, (struct rig_conf){.page_tokens = 8});
+    submit(&r, 1); /* 20 tokens: pages and a state of the first 16 stay */
+    rig_run(&r, 100);
+    assert_int_equal(policy.last.hit_page_tokens, 0);
+    assert_int_equal(policy.last.need[KG_PAGE], 3);
+    struct kg_request q = {.id = 2, .tokens = r.outs[1].tokens, .n_prompt = 20, .max_tokens = 10};
+    struct kg_error err;
+    policy.words[2].verdict = KG_ADMIT_NEVER;
+    assert_int_equal(kg_engine_submit(r.engine, &q, &err), KG_OK);
+    r.outs[2].submitted = 1;
+    r.n_open++;
+    rig_run(&r, 100);
+    assert_int_equal(policy.last.id, 2);
+    assert_int_equal(policy.last.hit_page_tokens, 16);
+    assert_int_equal(policy.last.hit_state_tokens, 16);
+    assert_int_equal(policy.last.need[KG_PAGE], 1);
+    assert_int_equal(policy.last.need[KG_STATE], 1);
+    assert_true(policy.last.bytes.cached[KG_PAGE] > 0);
+    rig_close(&r);
+}
+
 static void a_time_to_wait_is_kept_by_the_backends_clock(void **state)
 {
     struct rig r;
@@ -367,6 +393,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rejected_request_ends_with_the_reason_and_holds_nothing),
         cmocka_unit_test(the_view_has_the_need_the_memory_and_the_queue),
+        cmocka_unit_test(the_view_has_the_hit_and_the_need_that_is_left),
         cmocka_unit_test(a_time_to_wait_is_kept_by_the_backends_clock),
         cmocka_unit_test(without_a_time_it_is_asked_when_something_changed_and_each_second),
         cmocka_unit_test(an_answer_stands_while_the_request_waits_for_memory),
