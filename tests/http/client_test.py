@@ -32,7 +32,9 @@ def test_tokens_and_text_of_a_completion_are_the_scripts():
             assert a["usage"]["prompt_tokens"] == len(prompt)
             assert a["usage"]["completion_tokens"] == len(want)
             assert a["usage"]["total_tokens"] == len(prompt) + len(want)
-            assert a["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+            # Asked again, whole pages of 64 are there, but for the last token of the prompt.
+            cached = 0 if n == 1 else (len(prompt) - 1) // 64 * 64
+            assert a["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}
             assert a["object"] == "text_completion" and a["model"] == "k3-tiny"
 
 
