@@ -23,7 +23,7 @@ struct kg_conf {
     const char *plugin_dir; /* "" for the default */
     const char *plugins[KG_PLUGIN_KINDS]; /* words of [plugins], NULL for tier */
     struct kg_engine_conf engine;
-    const char *cost; /* "off", "measured" or a file */
+    const char *cost;     /* "off", "measured" or a file */
     uint32_t spec_accept; /* 0 coupling, 1 rejection, 2 block */
     uint32_t tp, ep, nodes, fabric, allow_slow_fabric;
     const char *lua_script; /* "" for none */

@@ -200,9 +200,10 @@ static void warn_unbuilt(struct kg_config *c)
     const struct kg_conf *v = &c->conf;
 
     if (!v->engine.prefix)
-        kg_config_warn(c, where_of(c, "prefix", "enabled"),
-                       "[prefix] enabled = no: every request is computed from its first token, also "
-                       "a chat's next turn");
+        kg_config_warn(
+            c, where_of(c, "prefix", "enabled"),
+            "[prefix] enabled = no: every request is computed from its first token, also "
+            "a chat's next turn");
     if (strcmp(v->cost, "off") != 0)
         kg_config_warn(c, where_of(c, "engine", "cost"),
                        "[engine] cost: no effect, the cost surface is not built yet");

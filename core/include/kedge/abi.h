@@ -76,21 +76,21 @@ struct kg_metric {
 };
 
 struct kg_plugin {
-    uint32_t magic;               /* KG_ABI_MAGIC */
-    uint32_t kind;                /* enum kg_plugin_kind */
-    size_t size;                  /* sizeof(struct kg_plugin) as compiled */
-    uint32_t major;               /* KG_<KIND>_MAJOR as compiled */
-    uint32_t minor;               /* KG_<KIND>_MINOR as compiled */
-    uint32_t needs_minor;         /* lowest core minor it can live with */
-    uint32_t reserved;            /* must be 0 */
-    const char *name;             /* "unified"; the file is pool-unified.so */
-    const char *version;          /* of the plugin, free text */
-    const char *summary;          /* one line */
-    uint64_t caps;                /* KG_<KIND>_CAP_* */
-    const struct kg_opt *opts;    /* rows, or NULL */
-    size_t conf_size;             /* of the option struct the rows fill */
+    uint32_t magic;                  /* KG_ABI_MAGIC */
+    uint32_t kind;                   /* enum kg_plugin_kind */
+    size_t size;                     /* sizeof(struct kg_plugin) as compiled */
+    uint32_t major;                  /* KG_<KIND>_MAJOR as compiled */
+    uint32_t minor;                  /* KG_<KIND>_MINOR as compiled */
+    uint32_t needs_minor;            /* lowest core minor it can live with */
+    uint32_t reserved;               /* must be 0 */
+    const char *name;                /* "unified"; the file is pool-unified.so */
+    const char *version;             /* of the plugin, free text */
+    const char *summary;             /* one line */
+    uint64_t caps;                   /* KG_<KIND>_CAP_* */
+    const struct kg_opt *opts;       /* rows, or NULL */
+    size_t conf_size;                /* of the option struct the rows fill */
     const struct kg_metric *metrics; /* rows, or NULL */
-    const void *ops;              /* struct kg_<kind>_ops */
+    const void *ops;                 /* struct kg_<kind>_ops */
 };
 
 typedef const struct kg_plugin *kg_plugin_entry_fn(void);

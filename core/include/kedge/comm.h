@@ -40,10 +40,10 @@ struct kg_comm_open {
     size_t size;
     uint32_t rank, world;
     const struct kg_bootstrap *boot; /* NULL when world is 1 */
-    uint64_t symm_bytes;   /* symmetric memory this rank will need at most */
-    uint32_t n_channels;   /* independent channels, >= 1 */
-    uint32_t device;       /* device ordinal for CUDA plugins, else 0 */
-    uint64_t timeout_ns;   /* a collective that takes longer is an error */
+    uint64_t symm_bytes;             /* symmetric memory this rank will need at most */
+    uint32_t n_channels;             /* independent channels, >= 1 */
+    uint32_t device;                 /* device ordinal for CUDA plugins, else 0 */
+    uint64_t timeout_ns;             /* a collective that takes longer is an error */
 };
 
 /* A collective: `count` elements of `dtype` per rank. `stream` is a device stream or NULL. */
@@ -54,7 +54,7 @@ struct kg_coll {
     const void *in;
     void *out; /* may be `in` for all_reduce and broadcast */
     void *stream;
-    uint32_t root;    /* broadcast only */
+    uint32_t root; /* broadcast only */
     uint32_t reserved;
     const uint64_t *counts; /* all_to_all only: [world] elements for each peer, in symmetric
                                memory; `count` is then the maximum per peer */

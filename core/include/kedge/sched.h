@@ -32,14 +32,14 @@ enum kg_admit {
  * remove and below describe.max_requests. */
 struct kg_sched_req {
     uint32_t index;
-    uint32_t priority;    /* 0 is normal, larger is sooner */
-    uint64_t id;          /* rises with arrival */
-    uint64_t tenant;      /* hash of the tenant; 0 for none */
-    uint64_t arrival_ns;  /* backend clock */
-    uint32_t n_prompt;    /* tokens to prefill in all (after preemption: with its output) */
-    uint32_t n_computed;  /* of those, already in pages and state */
-    uint32_t decoding;    /* 1: prefill is complete */
-    uint32_t paused;      /* 1: may not run now (slow reader) */
+    uint32_t priority;   /* 0 is normal, larger is sooner */
+    uint64_t id;         /* rises with arrival */
+    uint64_t tenant;     /* hash of the tenant; 0 for none */
+    uint64_t arrival_ns; /* backend clock */
+    uint32_t n_prompt;   /* tokens to prefill in all (after preemption: with its output) */
+    uint32_t n_computed; /* of those, already in pages and state */
+    uint32_t decoding;   /* 1: prefill is complete */
+    uint32_t paused;     /* 1: may not run now (slow reader) */
 };
 
 /* One line of a plan. */
@@ -52,10 +52,10 @@ struct kg_sched_item {
 struct kg_sched_view {
     size_t size;
     uint64_t now_ns;
-    uint32_t step_tokens;   /* rows a step may carry */
-    uint32_t prefill_chunk; /* most prefill tokens of one request in a step */
-    uint32_t decode_rows;   /* rows a decoding request counts: 1 + cap of drafts */
-    uint32_t n_slots;       /* requests that may still be admitted */
+    uint32_t step_tokens;               /* rows a step may carry */
+    uint32_t prefill_chunk;             /* most prefill tokens of one request in a step */
+    uint32_t decode_rows;               /* rows a decoding request counts: 1 + cap of drafts */
+    uint32_t n_slots;                   /* requests that may still be admitted */
     const struct kg_sched_req *running; /* holders of memory, by admission number */
     uint32_t n_running;
     uint32_t n_waiting;

@@ -46,9 +46,9 @@ struct kg_spec_view {
     size_t size;
     const struct kg_spec_seq *seqs;
     uint32_t n_seqs;
-    uint32_t other_rows;   /* rows of the step that are not decodes or drafts */
-    uint32_t rows_left;    /* draft rows that still fit the step */
-    uint32_t cap;          /* what this plugin announced after the last step */
+    uint32_t other_rows;        /* rows of the step that are not decodes or drafts */
+    uint32_t rows_left;         /* draft rows that still fit the step */
+    uint32_t cap;               /* what this plugin announced after the last step */
     const struct kg_cost *cost; /* NULL: no surface */
 };
 
@@ -58,9 +58,9 @@ struct kg_spec_seen {
     uint32_t slot;
     uint32_t n_verified; /* draft rows verified */
     uint32_t n_accepted;
-    uint32_t n_tokens;   /* emitted */
+    uint32_t n_tokens; /* emitted */
     uint32_t greedy;
-    uint32_t ended;      /* 1: the request is over; forget the slot */
+    uint32_t ended; /* 1: the request is over; forget the slot */
     uint32_t reserved;
     const uint32_t *tokens; /* [n_tokens] */
 };

@@ -25,9 +25,8 @@ struct kg_tier_ops {
     size_t size; /* sizeof(struct kg_tier_ops) as compiled */
 
     /* unit_bytes: natural bytes of a page and of a state. */
-    int (*open)(const struct kg_host *host, const void *conf,
-                const uint64_t unit_bytes[KG_N_KINDS], struct kg_tier **tier,
-                struct kg_error *err);
+    int (*open)(const struct kg_host *host, const void *conf, const uint64_t unit_bytes[KG_N_KINDS],
+                struct kg_tier **tier, struct kg_error *err);
     void (*close)(struct kg_tier *tier); /* NULL is allowed */
     /* Keeps a copy. KG_EAGAIN when there is no room and nothing may be dropped. A second put of a
      * key replaces the bytes. */

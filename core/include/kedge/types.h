@@ -105,7 +105,7 @@ static inline const char *kg_kind_name(uint32_t kind)
 #define KG_NONE UINT32_MAX
 
 /* True when the table `ops`, compiled as `type`, reaches `fn` and fills it. */
-#define KG_HAS(ops, type, fn)                                                                      \
+#define KG_HAS(ops, type, fn) \
     ((ops)->size >= offsetof(type, fn) + sizeof((ops)->fn) && (ops)->fn != NULL)
 
 #endif
