@@ -86,7 +86,7 @@ static void insert_prompt(struct bench *b, uint32_t i, double *ns, uint64_t *n)
 
 static void measure_match(struct bench *b, struct figures *f)
 {
-    static double ns[N_ROUNDS * N_PROBES];
+    double ns[N_ROUNDS * N_PROBES];
     struct kg_index_match m;
     uint32_t k = 0;
 

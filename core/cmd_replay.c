@@ -242,7 +242,7 @@ static int write_answers(struct replay *r)
 /* The configuration; under exec-sim with the file of answers added, unless it names its own. */
 static int configure(struct replay *r, struct kg_config **config)
 {
-    static char answers[64];
+    char answers[64];
     struct kg_cmd_line line = *r->line;
     const char *source;
 

@@ -42,11 +42,11 @@ static void resolve_path(struct kg_config *c, struct kg_entry *e, const struct k
 
 /* Fills conf from the defaults and the assignments of a section; blames unknown keys. */
 static void apply_section(struct kg_config *c, const char *section, const struct kg_opt *rows,
-                          void *conf, size_t conf_size)
+                          void *conf)
 {
     struct kg_error err = {0};
 
-    if (kg_opt_defaults(rows, conf, conf_size, &c->arena, &err) != KG_OK)
+    if (kg_opt_defaults(rows, conf, &c->arena, &err) != KG_OK)
         kg_config_blame(c, section, "%s", err.text);
     for (size_t i = 0; i < c->n_entries; i++) {
         struct kg_entry *e = &c->entries[i];
@@ -67,7 +67,7 @@ static void apply_section(struct kg_config *c, const char *section, const struct
 static void apply_core(struct kg_config *c)
 {
     for (const struct kg_section *s = kg_conf_sections; s->name != NULL; s++)
-        apply_section(c, s->name, s->rows, (char *)&c->conf + s->offset, sizeof(c->conf));
+        apply_section(c, s->name, s->rows, (char *)&c->conf + s->offset);
 }
 
 static void find_plugin_dir(struct kg_config *c)
@@ -107,7 +107,7 @@ static void load_choice(struct kg_config *c, uint32_t kind)
         return;
     }
     (void)snprintf(section, sizeof(section), "%s-%s", kg_plugin_kind_name(kind), p->name);
-    apply_section(c, section, p->opts, conf, p->conf_size);
+    apply_section(c, section, p->opts, conf);
     choice->conf = p->conf_size > 0 ? conf : NULL;
 }
 
@@ -131,7 +131,7 @@ static void check_other(struct kg_config *c, const struct kg_entry *e)
     }
     void *conf = kg_arena_zalloc(&c->arena, 1, ref.plugin->conf_size + 1);
     if (conf != NULL)
-        apply_section(c, e->section, ref.plugin->opts, conf, ref.plugin->conf_size);
+        apply_section(c, e->section, ref.plugin->opts, conf);
 }
 
 static void check_rest(struct kg_config *c)

@@ -1,5 +1,7 @@
 #include "host.h"
 
+#include "plugin.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,13 +61,6 @@ static uint32_t count_rows(const struct kg_metric *rows)
     return n;
 }
 
-static const char *kind_word(uint32_t kind)
-{
-    static const char *const words[] = {"?", "pool", "sched", "spec", "comm", "exec", "tier"};
-
-    return kind < sizeof(words) / sizeof(words[0]) ? words[kind] : words[0];
-}
-
 int kg_instance_create(const struct kg_plugin *plugin, struct kg_log *log,
                        const struct kg_clock *clock, uint32_t debug, struct kg_instance **out)
 {
@@ -76,7 +71,8 @@ int kg_instance_create(const struct kg_plugin *plugin, struct kg_log *log,
     i->log = log;
     i->clock = clock;
     i->n_cells = count_rows(plugin->metrics);
-    (void)snprintf(i->name, sizeof(i->name), "%s-%s", kind_word(plugin->kind), plugin->name);
+    (void)snprintf(i->name, sizeof(i->name), "%s-%s", kg_plugin_kind_name(plugin->kind),
+                   plugin->name);
     if (i->n_cells > 0) {
         i->host.cells = calloc(i->n_cells, sizeof(*i->host.cells));
         if (i->host.cells == NULL) {

@@ -173,10 +173,9 @@ const struct kg_opt *kg_opt_find(const struct kg_opt *rows, const char *name)
     return NULL;
 }
 
-int kg_opt_defaults(const struct kg_opt *rows, void *conf, size_t conf_size,
-                    struct kg_arena *strings, struct kg_error *err)
+int kg_opt_defaults(const struct kg_opt *rows, void *conf, struct kg_arena *strings,
+                    struct kg_error *err)
 {
-    (void)conf_size;
     for (; rows != NULL && rows->name != NULL; rows++) {
         int rc = kg_opt_parse(rows, rows->def, conf, strings, err);
         if (rc != KG_OK)

@@ -15,9 +15,9 @@ KG_CHECKED int kg_opt_parse(const struct kg_opt *row, const char *text, void *co
                             struct kg_arena *strings, struct kg_error *err);
 /* The row of that name, or NULL. rows may be NULL. */
 const struct kg_opt *kg_opt_find(const struct kg_opt *rows, const char *name);
-/* Fills every field of conf (conf_size bytes) from the rows' defaults. */
-KG_CHECKED int kg_opt_defaults(const struct kg_opt *rows, void *conf, size_t conf_size,
-                               struct kg_arena *strings, struct kg_error *err);
+/* Fills every field of conf from the defaults of verified rows. */
+KG_CHECKED int kg_opt_defaults(const struct kg_opt *rows, void *conf, struct kg_arena *strings,
+                               struct kg_error *err);
 /* Whether the rows are sane: legal unique names, known types, fields inside conf_size and
  * aligned, ranges in order, choices, docs, defaults that parse. KG_EABI. */
 KG_CHECKED int kg_opt_verify(const struct kg_opt *rows, size_t conf_size, struct kg_error *err);

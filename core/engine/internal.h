@@ -71,7 +71,6 @@ struct kg_req {
     uint32_t place;     /* in `running`, while a holder */
     uint32_t nan;       /* its units must be poisoned when they go back */
     uint32_t finish_at; /* kg_engine_finish: tokens + 1, 0 for none */
-    uint32_t cancelled;
     uint32_t lifetime;  /* enum kg_lifetime of the first admission */
     uint32_t held;      /* waiting, and the policy put it off */
     uint32_t put_off;   /* the policy's last answer was to put it off */

@@ -65,11 +65,6 @@ void kg_chat_close(struct kg_chat *chat)
     free(chat);
 }
 
-enum kg_chat_format kg_chat_format(const struct kg_chat *chat)
-{
-    return chat->format;
-}
-
 uint32_t kg_chat_stop_id(const struct kg_chat *chat)
 {
     return chat->end;

@@ -24,7 +24,6 @@ enum kg_chat_format {
 int KG_CHECKED kg_chat_open(const struct kg_tok *tok, struct kg_chat **out, struct kg_error *err);
 void kg_chat_close(struct kg_chat *chat); /* NULL is allowed */
 
-enum kg_chat_format kg_chat_format(const struct kg_chat *chat);
 /* The id that ends an assistant turn: <|end_of_msg|> or <|im_end|>. */
 uint32_t kg_chat_stop_id(const struct kg_chat *chat);
 /*

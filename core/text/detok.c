@@ -91,8 +91,3 @@ int kg_detok_finish(struct kg_detok *detok, struct kg_text *out)
     }
     return rc == KG_OK ? kg_stop_finish(&detok->stop, out) : rc;
 }
-
-int kg_detok_stop(const struct kg_detok *detok)
-{
-    return detok->stop.matched;
-}

@@ -39,7 +39,4 @@ int KG_CHECKED kg_detok_push(struct kg_detok *detok, const uint32_t *ids, size_t
 /* The ids have ended: appends what was held back. Afterwards pushes do nothing. KG_ENOMEM. */
 int KG_CHECKED kg_detok_finish(struct kg_detok *detok, struct kg_text *out);
 
-/* Index of the stop string that matched, or -1. */
-int kg_detok_stop(const struct kg_detok *detok);
-
 #endif

@@ -367,8 +367,3 @@ uint32_t kg_parser_n_calls(const struct kg_parser *parser)
 {
     return parser->n_calls;
 }
-
-int kg_parser_stop(const struct kg_parser *parser)
-{
-    return parser->stop.matched;
-}

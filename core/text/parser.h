@@ -79,6 +79,5 @@ int KG_CHECKED kg_parser_finish(struct kg_parser *parser);
 enum kg_parse_state kg_parser_state(const struct kg_parser *parser);
 enum kg_channel kg_parser_channel(const struct kg_parser *parser); /* of the last id taken */
 uint32_t kg_parser_n_calls(const struct kg_parser *parser);        /* tool calls begun */
-int kg_parser_stop(const struct kg_parser *parser);                /* stop string index or -1 */
 
 #endif

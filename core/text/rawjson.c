@@ -341,18 +341,6 @@ bool kg_raw_get(struct kg_span object, const char *name, struct kg_span *value)
     return found;
 }
 
-bool kg_raw_at(struct kg_span array, size_t i, struct kg_span *value)
-{
-    struct kg_raw_member m;
-    for (size_t at = 0; kg_raw_next(array, &at, &m); i--) {
-        if (i == 0) {
-            *value = m.value;
-            return true;
-        }
-    }
-    return false;
-}
-
 /* The character of the escape at p (p[0] is the backslash); *len is how much was read. */
 static uint32_t escaped(const char *p, const char *end, size_t *len)
 {

@@ -47,8 +47,6 @@ bool kg_raw_next(struct kg_span container, size_t *at, struct kg_raw_member *mem
 
 /* The last member called `name` (plain text) of a well-formed object; false if absent. */
 bool kg_raw_get(struct kg_span object, const char *name, struct kg_span *value);
-/* Element i of a well-formed array; false if there are fewer. */
-bool kg_raw_at(struct kg_span array, size_t i, struct kg_span *value);
 
 /* Appends the characters of a well-formed JSON string. A lone surrogate gives U+FFFD. KG_ENOMEM. */
 int KG_CHECKED kg_raw_unquote(struct kg_span string, struct kg_text *out);

@@ -249,8 +249,7 @@ static int parse_options(int argc, char **argv)
 
     fix.conf = calloc(1, fix.plugin->conf_size + 1);
     kg_arena_init(&fix.arena, 0, 0);
-    if (fix.conf == NULL || kg_opt_defaults(fix.plugin->opts, fix.conf, fix.plugin->conf_size,
-                                            &fix.arena, &err) != KG_OK)
+    if (fix.conf == NULL || kg_opt_defaults(fix.plugin->opts, fix.conf, &fix.arena, &err) != KG_OK)
         return -1;
     for (int i = 2; i < argc; i++) {
         char *eq = strchr(argv[i], '=');
