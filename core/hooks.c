@@ -93,13 +93,12 @@ static struct kg_policy_admit request_of(const struct kg_admit_view *v)
                                 .step_tokens = v->step_tokens};
 
     for (uint32_t k = 0; k < KG_N_KINDS; k++) {
-        uint64_t unit = v->unit_bytes[k] > 0 ? v->unit_bytes[k] : 1;
         r.need_units[k] = v->need[k];
         r.need_bytes[k] = v->need[k] * v->unit_bytes[k];
         r.live_bytes[k] = b->live[k];
         r.cached_bytes[k] = b->cached[k];
-        r.live_units[k] = (uint32_t)(b->live[k] / unit);
-        r.cached_units[k] = (uint32_t)(b->cached[k] / unit);
+        r.live_units[k] = v->live[k];
+        r.cached_units[k] = v->cached[k];
     }
     return r;
 }

@@ -49,10 +49,11 @@ struct kg_admit_view {
     uint64_t id;
     const char *tenant, *class_name; /* "" for none */
     uint32_t priority;
-    uint32_t n_prompt, max_tokens;              /* tokens */
-    uint32_t hit_page_tokens, hit_state_tokens; /* of the prefix cache; 0 without one */
-    uint32_t need[KG_N_KINDS];                  /* units by the built-in rule */
-    uint32_t n_waiting, n_running, max_running; /* requests */
+    uint32_t n_prompt, max_tokens;                 /* tokens */
+    uint32_t hit_page_tokens, hit_state_tokens;    /* of the prefix cache; 0 without one */
+    uint32_t need[KG_N_KINDS];                     /* units by the built-in rule */
+    uint32_t live[KG_N_KINDS], cached[KG_N_KINDS]; /* units of requests, of the index; unpinned */
+    uint32_t n_waiting, n_running, max_running;    /* requests */
     uint32_t step_tokens;
     const uint64_t *unit_bytes; /* [KG_N_KINDS] */
     struct kg_pool_bytes bytes;
@@ -62,7 +63,7 @@ struct kg_admit_view {
 struct kg_admit_answer {
     uint32_t verdict;  /* enum kg_admit; YES: if it fits */
     uint32_t lifetime; /* enum kg_lifetime */
-    uint64_t defer_ns; /* LATER: ask again then at the latest; 0: when something changed */
+    uint64_t defer_ns; /* LATER: ask again then at the latest; 0: within a second */
     char text[200];    /* NEVER: the reason */
 };
 

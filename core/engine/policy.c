@@ -69,8 +69,17 @@ static struct kg_admit_view view_of(struct kg_engine *e, const struct kg_req *r,
         .unit_bytes = e->layout.unit_bytes,
     };
 
+    /* The pool counts natural bytes, without the padding that unit_bytes has. */
+    const uint64_t natural[KG_N_KINDS] = {[KG_PAGE] = e->layout.page_tokens * e->desc.token_bytes,
+                                          [KG_STATE] =
+                                              e->desc.n_state_parts * e->desc.state_part_bytes};
+
     e->parts.pool_ops->bytes(e->pool, &v.bytes);
     memcpy(v.need, need, sizeof(v.need));
+    for (uint32_t k = 0; k < KG_N_KINDS; k++) {
+        v.live[k] = (uint32_t)(v.bytes.live[k] / natural[k]);
+        v.cached[k] = (uint32_t)(v.bytes.cached[k] / natural[k]);
+    }
     return v;
 }
 

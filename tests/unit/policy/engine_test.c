@@ -162,6 +162,37 @@ static void the_view_has_the_hit_and_the_need_that_is_left(void **state)
     rig_close(&r);
 }
 
+/* A padded state takes more of the budget than it holds: units are not bytes over budget bytes. */
+static void units_of_a_padded_pool_are_counted_whole(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    open_rig(&r, (struct rig_conf){.pool = "split",
+                                   .pool_opts = "style=uniform",
+                                   .exec_opts = "n_state_parts=5",
+                                   .no_prefix = 1});
+    for (uint64_t id = 1; id <= 4; id++) {
+        submit(&r, id);
+        rig_step(&r);
+    }
+    submit(&r, 9);
+    policy.words[9].verdict = KG_ADMIT_NEVER;
+    rig_step(&r);
+    const struct kg_admit_view *v = &policy.last;
+    assert_int_equal(v->id, 9);
+    assert_true(v->bytes.padding > 0);
+    assert_int_equal(v->live[KG_STATE], 4);
+    assert_int_equal(v->live[KG_STATE] * 5 * 64, v->bytes.live[KG_STATE]);
+    assert_true(v->unit_bytes[KG_STATE] > 5 * 64);
+    assert_true(v->live[KG_PAGE] >= 4);
+    assert_int_equal(v->live[KG_PAGE] * 16 * kg_engine_layout(r.engine)->page_tokens,
+                     v->bytes.live[KG_PAGE]);
+    assert_int_equal(v->cached[KG_PAGE] + v->cached[KG_STATE], 0);
+    rig_run(&r, 200);
+    rig_close(&r);
+}
+
 static void a_time_to_wait_is_kept_by_the_backends_clock(void **state)
 {
     struct rig r;
@@ -393,6 +424,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rejected_request_ends_with_the_reason_and_holds_nothing),
         cmocka_unit_test(the_view_has_the_need_the_memory_and_the_queue),
+        cmocka_unit_test(units_of_a_padded_pool_are_counted_whole),
         cmocka_unit_test(the_view_has_the_hit_and_the_need_that_is_left),
         cmocka_unit_test(a_time_to_wait_is_kept_by_the_backends_clock),
         cmocka_unit_test(without_a_time_it_is_asked_when_something_changed_and_each_second),
