@@ -177,6 +177,9 @@ int kg_hooks_open(const struct kg_conf *conf, bool timed, struct kg_log *log,
         return kg_fail(err, rc == KG_ENOMEM ? rc : KG_ECONFIG, "[lua] script = %s: %s",
                        conf->lua_script, why.text);
     }
+    if (kg_policy_has(h->policy, KG_HOOK_WINDOW))
+        kg_log_line(log, KG_LOG_WARN, "policy", "the hook window has no effect yet",
+                    "script=\"%s\"", conf->lua_script);
     *hooks = h;
     return KG_OK;
 }
