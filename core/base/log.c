@@ -179,22 +179,18 @@ static size_t begin(char *line, uint32_t level, const char *module, const char *
     return len + put_quoted(line + len, KG_LOG_LINE - 64 - len, text, strlen(text));
 }
 
-void kg_log_line(struct kg_log *log, uint32_t level, const char *module, const char *msg,
-                 const char *kv_fmt, ...)
+__attribute__((format(printf, 5, 0))) static void put_line(struct kg_log *log, uint32_t level,
+                                                           const char *module, const char *msg,
+                                                           const char *kv_fmt, va_list ap,
+                                                           uint64_t dropped)
 {
     char line[KG_LOG_LINE + 8];
-    uint64_t dropped;
-    va_list ap;
-
-    if (!kg_log_on(log, level, module) || !rate_ok(log, module, msg, &dropped))
-        return;
     size_t len = begin(line, level, module, msg);
+
     if (kv_fmt[0] != '\0') {
         size_t room = KG_LOG_LINE - len - 40;
         line[len] = ' ';
-        va_start(ap, kv_fmt);
         int n = vsnprintf(line + len + 1, room, kv_fmt, ap);
-        va_end(ap);
         if (n >= (int)room) {
             memcpy(line + len + room - 3, "...", 3);
             n = (int)room - 1;
@@ -202,6 +198,31 @@ void kg_log_line(struct kg_log *log, uint32_t level, const char *module, const c
         len += n > 0 ? (size_t)n + 1 : 0;
     }
     finish(log->fd, line, len, dropped);
+}
+
+void kg_log_line(struct kg_log *log, uint32_t level, const char *module, const char *msg,
+                 const char *kv_fmt, ...)
+{
+    uint64_t dropped;
+    va_list ap;
+
+    if (!kg_log_on(log, level, module) || !rate_ok(log, module, msg, &dropped))
+        return;
+    va_start(ap, kv_fmt);
+    put_line(log, level, module, msg, kv_fmt, ap, dropped);
+    va_end(ap);
+}
+
+void kg_log_record(struct kg_log *log, uint32_t level, const char *module, const char *msg,
+                   const char *kv_fmt, ...)
+{
+    va_list ap;
+
+    if (!kg_log_on(log, level, module))
+        return;
+    va_start(ap, kv_fmt);
+    put_line(log, level, module, msg, kv_fmt, ap, 0);
+    va_end(ap);
 }
 
 void kg_log_text(struct kg_log *log, uint32_t level, const char *module, const char *site,

@@ -50,7 +50,11 @@ int kg_log_on(const struct kg_log *log, uint32_t level, const char *module);
 __attribute__((format(printf, 5, 6))) void kg_log_line(struct kg_log *log, uint32_t level,
                                                        const char *module, const char *msg,
                                                        const char *kv_fmt, ...);
-/* The same for a message that is formatted itself; counted by `site`, a fixed text. */
+/* The same without the rate limit, for records that must be complete: one line a request. */
+__attribute__((format(printf, 5, 6))) void kg_log_record(struct kg_log *log, uint32_t level,
+                                                         const char *module, const char *msg,
+                                                         const char *kv_fmt, ...);
+/* As kg_log_line for a message that is formatted itself; counted by `site`, a fixed text. */
 void kg_log_text(struct kg_log *log, uint32_t level, const char *module, const char *site,
                  const char *text);
 

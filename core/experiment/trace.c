@@ -160,9 +160,10 @@ int kg_trace_add(struct kg_reader *r, struct kg_trace_req *q, const char *name)
 
 static uint32_t covered(const struct kg_trace *t, const struct kg_trace_req *q)
 {
-    const struct kg_trace_piece *last = t->pieces + q->pieces_at + q->n_pieces;
-
-    return q->n_pieces == 0 ? 0 : last[-1].at + last[-1].n;
+    if (q->n_pieces == 0)
+        return 0;
+    const struct kg_trace_piece *last = &t->pieces[q->pieces_at + q->n_pieces - 1];
+    return last->at + last->n;
 }
 
 int kg_trace_piece(struct kg_reader *r, struct kg_trace_req *q, uint64_t id, uint32_t n)

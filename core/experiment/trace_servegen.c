@@ -319,7 +319,8 @@ static int draw_all(struct kg_reader *r, struct model *m)
 {
     int rc = KG_OK;
 
-    qsort(m->windows, m->n_windows, sizeof(*m->windows), by_start);
+    if (m->n_windows > 1)
+        qsort(m->windows, m->n_windows, sizeof(*m->windows), by_start);
     for (size_t i = 0; rc == KG_OK && i < m->n_windows; i++) {
         const struct window *w = &m->windows[i];
         struct client *c = &m->clients[w->client];
@@ -369,7 +370,9 @@ int kg_read_servegen(struct kg_reader *r)
     }
     model_free(&m);
     if (rc == KG_OK) {
-        qsort(r->t->reqs, r->t->n, sizeof(*r->t->reqs), by_time);
+        if (r->t->n > 1) {
+            qsort(r->t->reqs, r->t->n, sizeof(*r->t->reqs), by_time);
+        }
         if (r->conf->limit != 0 && r->t->n > r->conf->limit) {
             r->t->n = (uint32_t)r->conf->limit;
         }

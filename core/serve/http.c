@@ -49,6 +49,7 @@ static void reset_request(struct kg_http_req *c)
     c->scanned = 0;
     c->id[0] = '\0';
     c->note = NULL;
+    c->error[0] = '\0';
     c->owner = (struct kg_http_owner){NULL, NULL, NULL};
     c->status = 0;
     c->streaming = c->chunked_out = c->above_soft = false;
@@ -603,6 +604,11 @@ void kg_http_req_set_note(struct kg_http_req *c, const char *note)
 const char *kg_http_req_note(const struct kg_http_req *c)
 {
     return c->note;
+}
+
+const char *kg_http_req_error(const struct kg_http_req *c)
+{
+    return c->error;
 }
 
 void kg_http_req_own(struct kg_http_req *c, struct kg_http_owner owner)

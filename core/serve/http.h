@@ -71,6 +71,9 @@ uint64_t kg_http_req_start_ns(const struct kg_http_req *req);
 /* A word the owner may hang on the request for `answered`. */
 void kg_http_req_set_note(struct kg_http_req *req, const char *note);
 const char *kg_http_req_note(const struct kg_http_req *req);
+/* Why it was refused, as "error=CODE param=FIELD reason=TEXT" without what is not known; "" when it
+ * was not. Only the policy's own reason is text: other messages may quote the client. */
+const char *kg_http_req_error(const struct kg_http_req *req);
 
 /* Who is told about the rest of the request's life. */
 void kg_http_req_own(struct kg_http_req *req, struct kg_http_owner owner);

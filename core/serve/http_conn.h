@@ -37,6 +37,7 @@ struct kg_http_req {
     struct kg_http_chunks chunks;
     char id[132];
     const char *note;
+    char error[400]; /* for the access log: code, field and the policy's reason; "" for none */
     struct kg_http_owner owner;
 
     /* the answer */

@@ -1,5 +1,7 @@
 /* Answers: status line, headers, bodies whole or in chunks. */
 #include "serve/http_conn.h"
+
+#include "base/log.h"
 #include "serve/openai_write.h"
 
 #include <string.h>
@@ -92,6 +94,19 @@ void kg_http_reply(struct kg_http_req *c, int status, const char *type, const ch
     kg_conn_answered(c);
 }
 
+static void note_error(struct kg_http_req *c, const struct kg_api_error *err)
+{
+    size_t n = sizeof(c->error);
+    int w = snprintf(c->error, n, "error=%s", err->code != NULL ? err->code : "invalid_request");
+
+    if (w > 0 && err->param[0] != '\0')
+        w += snprintf(c->error + w, n - (size_t)w, " param=%s",
+                      kg_log_quote(err->param, strlen(err->param)).text);
+    if (w > 0 && err->code != NULL && strcmp(err->code, KG_POLICY_REJECTED) == 0)
+        (void)snprintf(c->error + w, n - (size_t)w, " reason=%s",
+                       kg_log_quote(err->message, strlen(err->message)).text);
+}
+
 void kg_http_reply_error(struct kg_http_req *c, const struct kg_api_error *err)
 {
     struct kg_buf b;
@@ -103,6 +118,7 @@ void kg_http_reply_error(struct kg_http_req *c, const struct kg_api_error *err)
         extra = "WWW-Authenticate: Bearer\r\n";
     else if (err->status == 405)
         extra = kg_span_is(c->head.method, "POST") ? "Allow: GET, HEAD\r\n" : "Allow: POST\r\n";
+    note_error(c, err);
     kg_buf_init(&b, 0);
     kg_write_error(&b, err);
     kg_buf_putc(&b, '\n');

@@ -365,7 +365,7 @@ static void explain_done(const struct kg_event *ev, struct kg_api_error *err)
         break;
     case KG_FINISH_REFUSED:
         if (ev->rc == KG_ELIMIT) {
-            (void)kg_api_fail(err, 429, "policy_rejected", "", "%s", ev->text);
+            (void)kg_api_fail(err, 429, KG_POLICY_REJECTED, "", "%s", ev->text);
             break;
         }
         (void)kg_api_fail(err, 400, "request_too_large", "", "%s", ev->text);

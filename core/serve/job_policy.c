@@ -58,7 +58,7 @@ int kg_job_policy(struct kg_job *job, struct kg_api_error *err)
     struct kg_arrive_view view = view_of(job, &stats);
     p->arrive(p->ctx, &view, &a);
     if (a.status != 0)
-        return kg_api_fail(err, a.status, "policy_rejected", "", "%s", a.reason);
+        return kg_api_fail(err, a.status, KG_POLICY_REJECTED, "", "%s", a.reason);
     if (a.tenant[0] != '\0')
         memcpy(job->tenant, a.tenant, sizeof(job->tenant));
     memcpy(job->class_name, a.class_name, sizeof(job->class_name));

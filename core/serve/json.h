@@ -10,6 +10,9 @@
 #include <stdbool.h>
 
 /* Why a request is refused, as the client will read it. */
+/* Code of a request that the policy script refused; its message is the script's reason. */
+#define KG_POLICY_REJECTED "policy_rejected"
+
 struct kg_api_error {
     int status;        /* HTTP, 0 while nothing went wrong */
     const char *code;  /* constant word or NULL */

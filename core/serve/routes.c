@@ -177,6 +177,7 @@ static void on_answered(void *ctx, struct kg_http_req *req, int status, uint64_t
     struct kg_serve *s = ctx;
     const struct kg_http_head *head = kg_http_req_head(req);
     const char *note = kg_http_req_note(req);
+    const char *error = kg_http_req_error(req);
     enum kg_serve_cell cell = status == 499  ? KG_SC_HTTP_GONE
                               : status < 400 ? KG_SC_HTTP_2XX
                               : status < 500 ? KG_SC_HTTP_4XX
@@ -187,13 +188,13 @@ static void on_answered(void *ctx, struct kg_http_req *req, int status, uint64_t
     kg_add(&s->cells[KG_SC_SENT_BYTES], bytes);
     if (!kg_log_on(s->parts.log, level, "http"))
         return;
-    kg_log_line(s->parts.log, level, "http", "request",
-                "id=%s peer=%s method=%s path=%s status=%d bytes=%llu ms=%.1f%s%s",
-                kg_log_quote(kg_http_req_id(req), strlen(kg_http_req_id(req))).text,
-                kg_http_req_peer(req), kg_log_quote(head->method.p, head->method.n).text,
-                kg_log_quote(head->path.p, head->path.n).text, status, (unsigned long long)bytes,
-                (double)(kg_now_ns() - kg_http_req_start_ns(req)) / 1e6, note != NULL ? " " : "",
-                note != NULL ? note : "");
+    kg_log_record(s->parts.log, level, "http", "request",
+                  "id=%s peer=%s method=%s path=%s status=%d bytes=%llu ms=%.1f%s%s%s%s",
+                  kg_log_quote(kg_http_req_id(req), strlen(kg_http_req_id(req))).text,
+                  kg_http_req_peer(req), kg_log_quote(head->method.p, head->method.n).text,
+                  kg_log_quote(head->path.p, head->path.n).text, status, (unsigned long long)bytes,
+                  (double)(kg_now_ns() - kg_http_req_start_ns(req)) / 1e6, note != NULL ? " " : "",
+                  note != NULL ? note : "", error[0] != '\0' ? " " : "", error);
 }
 
 const struct kg_http_ops kg_routes_ops = {

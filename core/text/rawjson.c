@@ -410,7 +410,7 @@ int kg_raw_escape(const char *text, size_t n, struct kg_text *out)
         }
         from = i + 1;
     }
-    return kg_text_add(out, text + from, n - from);
+    return from < n ? kg_text_add(out, text + from, n - from) : KG_OK;
 }
 
 /* A member with its decoded key, for sorting. */

@@ -43,7 +43,8 @@ def test_the_operators_path_works_as_written():
         first, second = [line for line in ask.split("\n") if line]
         assert '"finish_reason"' in first and "policy_rejected" not in first, first
         assert "tenant anonymous sent more than 10 requests per minute" in second, second
-        assert "status=429" in why and "policy_rejected" in why, why
+        assert "status=429" in why and "error=policy_rejected" in why, why
+        assert "sent more than 10 requests per minute" in why, why
 
 
 if __name__ == "__main__":

@@ -111,6 +111,19 @@ static void the_same_message_appears_ten_times_a_second_and_the_rest_is_counted(
     assert_int_equal(count(t, "i=99 dropped=15\n"), 1);
 }
 
+static void a_record_is_never_dropped(void **state)
+{
+    struct fixture *f = *state;
+    const char *text;
+
+    for (int i = 0; i < 50; i++)
+        kg_log_record(&f->log, KG_LOG_INFO, "http", "request", "i=%d", i);
+    kg_log_record(&f->log, KG_LOG_DEBUG, "http", "request", "%s", "");
+    text = logged(f);
+    assert_int_equal(count(text, "msg=\"request\""), 50);
+    assert_int_equal(count(text, "dropped="), 0);
+}
+
 static void a_line_is_one_line_whatever_the_text_and_bounded(void **state)
 {
     struct fixture *f = *state;
@@ -162,6 +175,7 @@ int main(void)
         CASE(a_line_has_time_level_module_message_and_pairs),
         CASE(levels_are_kept_per_module),
         CASE(the_same_message_appears_ten_times_a_second_and_the_rest_is_counted),
+        CASE(a_record_is_never_dropped),
         CASE(a_line_is_one_line_whatever_the_text_and_bounded),
         CASE(text_of_users_is_quoted_and_capped),
         CASE(level_names_go_both_ways),
