@@ -63,14 +63,21 @@ struct kg_coll {
 struct kg_comm_ops {
     size_t size; /* sizeof(struct kg_comm_ops) as compiled */
 
+    /* Meets the other ranks. KG_ECONFIG for a group it cannot serve, KG_ETIMEOUT or KG_EDEVICE when
+     * a rank is missing. *comm set only on success. */
     int (*open)(const struct kg_host *host, const void *conf, const struct kg_comm_open *args,
                 struct kg_comm **comm, struct kg_error *err);
     void (*close)(struct kg_comm *comm); /* NULL is allowed */
 
     /* Memory at the same offset on every rank; every rank calls with the same bytes. Before seal.
-     * Owned by the plugin until close. */
+     * Owned by the plugin until close. KG_ELIMIT beyond symm_bytes, KG_EINVAL after seal or for 0
+     * bytes, KG_ENOMEM. */
     int (*alloc_symm)(struct kg_comm *comm, uint64_t bytes, void **p);
+    /* Once, on every rank, after the last alloc_symm and before the first collective. */
     int (*seal)(struct kg_comm *comm, struct kg_error *err);
+
+    /* Collectives: KG_EINVAL for a field that cannot be (channel, dtype, buffers, not sealed),
+     * KG_EDEVICE when a rank is lost or the group was aborted. */
 
     /* out[i] = sum over ranks of in[i]. F32 and BF16 (summed in F32). */
     int (*all_reduce)(struct kg_comm *comm, const struct kg_coll *c);
@@ -82,6 +89,7 @@ struct kg_comm_ops {
     int (*all_to_all)(struct kg_comm *comm, const struct kg_coll *c);
     /* out = root's in. */
     int (*broadcast)(struct kg_comm *comm, const struct kg_coll *c);
+    /* Returns when every rank has called it. */
     int (*barrier)(struct kg_comm *comm, uint32_t channel);
 
     /* KG_OK while the group is well, KG_EDEVICE once a rank is lost. Never blocks. */

@@ -30,7 +30,7 @@
 #define KG_EXEC_MAJOR 1
 #define KG_EXEC_MINOR 0
 
-/* Capability bits. The first three are the promises of architecture section 2. */
+/* Capability bits. The first three are the promise of core/docs/architecture.md. */
 #define KG_EXEC_CAP_INVARIANT_BATCH 1ull /* bits do not depend on the batch */
 #define KG_EXEC_CAP_INVARIANT_CHUNK 2ull /* nor on how prefill was chunked */
 #define KG_EXEC_CAP_INVARIANT_PATH 4ull  /* prefill = decode = verify = replay */
@@ -222,11 +222,14 @@ struct kg_exec_ops {
     int (*open)(const struct kg_host *host, const void *conf, const struct kg_exec_open *args,
                 struct kg_exec **exec, struct kg_error *err);
     void (*close)(struct kg_exec *exec); /* NULL is allowed */
+    /* Fills *desc; the same at every call. */
     void (*describe)(const struct kg_exec *exec, struct kg_exec_desc *desc);
-    /* Allocates the arena for the pool's layout. Once. */
+    /* Allocates the arena for the pool's layout. Once (KG_EINVAL). KG_ECONFIG names the field of a
+     * layout that does not fit the model, KG_ENOMEM the bytes. */
     int (*bind)(struct kg_exec *exec, const struct kg_pool_layout *layout, struct kg_error *err);
 
-    /* Copies moves in order, then sets changed entries (pool.moves). In stream order. */
+    /* Copies moves in order, then sets changed entries (pool.moves). In stream order. KG_EINVAL,
+     * nothing changed, for a slot or entry outside the layout. */
     int (*apply)(struct kg_exec *exec, const struct kg_move *moves, uint32_t n_moves,
                  const struct kg_table_change *changes, uint32_t n_changes);
     /*
@@ -239,22 +242,26 @@ struct kg_exec_ops {
     /* Forgets sequences. Their units may be given back afterwards. */
     void (*drop)(struct kg_exec *exec, const uint32_t *slots, uint32_t n);
 
-    /* Unit traffic, in stream order. `kind`/ids are virtual; a page or a whole state each. */
+    /* Unit traffic, in stream order. `kind`/ids are virtual; a page or a whole state each.
+     * KG_EINVAL, nothing changed, for a unit that is not mapped. */
     int (*copy)(struct kg_exec *exec, uint32_t kind, uint32_t dst, uint32_t src);
     int (*zero)(struct kg_exec *exec, uint32_t kind, uint32_t id);
     int (*poison)(struct kg_exec *exec, uint32_t kind, uint32_t id); /* fill with NaN */
     /* Host copies of a unit's bytes (all its entries, one after the other), for tiers and tests.
-     * n must be unit_bytes' natural size: page_tokens*token_bytes, or parts*part bytes. */
+     * n must be unit_bytes' natural size: page_tokens*token_bytes, or parts*part bytes
+     * (KG_EINVAL). */
     int (*read)(struct kg_exec *exec, uint32_t kind, uint32_t id, void *dst, uint64_t n);
     int (*write)(struct kg_exec *exec, uint32_t kind, uint32_t id, const void *src, uint64_t n);
 
     /* Step time in ns for a batch of n_seqs decoding sequences of `context` tokens with `rows`
-     * rows in all, measured on scratch units or taken from a model. Once bound; not in a step. */
+     * rows in all, measured on scratch units or taken from a model. Once bound; not in a step.
+     * KG_EINVAL beyond the limits of describe, KG_ENOMEM. */
     int (*profile)(struct kg_exec *exec, uint32_t n_seqs, uint32_t rows, uint32_t context,
                    uint64_t *step_ns);
     uint64_t (*now)(const struct kg_exec *exec); /* ns, monotonic; virtual or real; any thread */
 
-    /* Optional, KG_EXEC_CAP_DRAFT: drafts for n sequences of the coming step. */
+    /* Optional, KG_EXEC_CAP_DRAFT: drafts for n sequences of the coming step. Anything but KG_OK
+     * means no drafts this step. */
     int (*draft)(struct kg_exec *exec, struct kg_draft *drafts, uint32_t n);
     /* Optional, KG_EXEC_CAP_VIRTUAL: moves the clock forward to `t_ns` while nothing is in
      * flight. */

@@ -160,7 +160,8 @@ struct kg_pool_ops {
     int (*take)(struct kg_pool *pool, uint32_t grant, uint32_t kind, uint32_t n, uint32_t *ids);
     /* Gives units back. KG_EINVAL, nothing changed, for a unit free, pinned, or named twice. */
     int (*give)(struct kg_pool *pool, uint32_t kind, uint32_t n, const uint32_t *ids);
-    /* Tells whether units belong to the index now (cached = 1) or to a request (0). */
+    /* Tells whether units belong to the index now (cached = 1) or to a request (0). KG_EINVAL,
+     * nothing changed, for a unit that is free. */
     int (*own)(struct kg_pool *pool, uint32_t kind, uint32_t n, const uint32_t *ids,
                uint32_t cached);
 
@@ -172,6 +173,7 @@ struct kg_pool_ops {
      */
     int (*pin)(struct kg_pool *pool, uint32_t kind, uint32_t id,
                const uint32_t evictable[KG_N_KINDS]);
+    /* Ends a pin; the owner is what it was. KG_EINVAL for a unit that is not pinned. */
     int (*unpin)(struct kg_pool *pool, uint32_t kind, uint32_t id);
 
     /*
@@ -183,6 +185,7 @@ struct kg_pool_ops {
     void (*moves)(struct kg_pool *pool, const struct kg_move **moves, uint32_t *n_moves,
                   const struct kg_table_change **changes, uint32_t *n_changes);
 
+    /* The arena by class, now. O(1). */
     void (*bytes)(const struct kg_pool *pool, struct kg_pool_bytes *bytes);
     /* Units of a kind that are owned, now. */
     uint32_t (*n_used)(const struct kg_pool *pool, uint32_t kind);

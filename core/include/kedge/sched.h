@@ -29,7 +29,7 @@ enum kg_admit {
 };
 
 /* What the scheduler knows of a request. `index` names it to the core; it is stable from add to
- * remove and below describe.max_requests. */
+ * remove and below open's max_requests. */
 struct kg_sched_req {
     uint32_t index;
     uint32_t priority;   /* 0 is normal, larger is sooner */
@@ -50,25 +50,27 @@ struct kg_sched_item {
 
 /* Budgets and queues of a step. Arrays are the core's and live during the call. */
 struct kg_sched_view {
-    size_t size;
-    uint64_t now_ns;
+    size_t size;                        /* sizeof(struct kg_sched_view) of the core */
+    uint64_t now_ns;                    /* backend clock */
     uint32_t step_tokens;               /* rows a step may carry */
     uint32_t prefill_chunk;             /* most prefill tokens of one request in a step */
     uint32_t decode_rows;               /* rows a decoding request counts: 1 + cap of drafts */
     uint32_t n_slots;                   /* requests that may still be admitted */
-    const struct kg_sched_req *running; /* holders of memory, by admission number */
+    const struct kg_sched_req *running; /* [n_running] holders of memory, by admission number */
     uint32_t n_running;
     uint32_t n_waiting;
-    const struct kg_sched_req *waiting; /* by arrival */
+    const struct kg_sched_req *waiting; /* [n_waiting] by arrival */
     /* Asks the core to admit waiting[i].index; on YES *computed is how many tokens it already
      * has (prefix hit). May be called for several, each once. */
     enum kg_admit (*admit)(void *ctx, uint32_t index, uint32_t *computed);
-    void *ctx;
+    void *ctx; /* first argument of admit */
 };
 
 struct kg_sched_ops {
     size_t size; /* sizeof(struct kg_sched_ops) as compiled */
 
+    /* conf: the plugin's option struct; max_requests: most requests at once, indexes are below.
+     * KG_ENOMEM, KG_ECONFIG. *sched set only on success. */
     int (*open)(const struct kg_host *host, const void *conf, uint32_t max_requests,
                 struct kg_sched **sched, struct kg_error *err);
     void (*close)(struct kg_sched *sched); /* NULL is allowed */
@@ -82,7 +84,7 @@ struct kg_sched_ops {
     /* Plans one step into items[max_items]; returns their number, >= 0. No allocation. */
     int (*plan)(struct kg_sched *sched, const struct kg_sched_view *view,
                 struct kg_sched_item *items, uint32_t max_items);
-    /* Self-check; runs when idle and after each step in debug runs. */
+    /* Self-check, after each step of debug runs. KG_OK or KG_EINVAL with text. */
     int (*check)(const struct kg_sched *sched, struct kg_error *err);
 };
 

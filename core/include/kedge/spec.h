@@ -43,8 +43,8 @@ struct kg_spec_seq {
 
 /* The coming step as far as it is fixed. */
 struct kg_spec_view {
-    size_t size;
-    const struct kg_spec_seq *seqs;
+    size_t size;                    /* sizeof(struct kg_spec_view) of the core */
+    const struct kg_spec_seq *seqs; /* [n_seqs] decoding sequences; live during the call */
     uint32_t n_seqs;
     uint32_t other_rows;        /* rows of the step that are not decodes or drafts */
     uint32_t rows_left;         /* draft rows that still fit the step */
@@ -54,21 +54,22 @@ struct kg_spec_view {
 
 /* What became of one sequence's window. */
 struct kg_spec_seen {
-    uint64_t id;
-    uint32_t slot;
-    uint32_t n_verified; /* draft rows verified */
-    uint32_t n_accepted;
-    uint32_t n_tokens; /* emitted */
-    uint32_t greedy;
-    uint32_t ended; /* 1: the request is over; forget the slot */
-    uint32_t reserved;
+    uint64_t id;            /* of the request */
+    uint32_t slot;          /* backend slot */
+    uint32_t n_verified;    /* draft rows verified */
+    uint32_t n_accepted;    /* of those, accepted */
+    uint32_t n_tokens;      /* emitted: accepted drafts and one more, cut by stop or length */
+    uint32_t greedy;        /* 1: temperature 0 */
+    uint32_t ended;         /* 1: the request gave up the slot; forget it, the rest is 0 */
+    uint32_t reserved;      /* 0 */
     const uint32_t *tokens; /* [n_tokens] */
 };
 
 struct kg_spec_ops {
     size_t size; /* sizeof(struct kg_spec_ops) as compiled */
 
-    /* block: drafter's block length (0 without one); max_seqs: backend slots. */
+    /* block: drafter's block length (0 without one); max_seqs: backend slots. KG_ENOMEM,
+     * KG_ECONFIG. *spec set only on success. */
     int (*open)(const struct kg_host *host, const void *conf, uint32_t max_seqs, uint32_t block,
                 struct kg_spec **spec, struct kg_error *err);
     void (*close)(struct kg_spec *spec); /* NULL is allowed */
@@ -79,8 +80,11 @@ struct kg_spec_ops {
     uint32_t (*cap)(const struct kg_spec *spec);
     /* Verify lengths, lengths[i] <= min(seqs[i].n_drafted, cap, max_draft). */
     void (*choose)(struct kg_spec *spec, const struct kg_spec_view *view, uint32_t *lengths);
+    /* What became of the windows of a step and of requests that ended: seen[n], the core's.
+     * step_ns: the step's time on the backend's clock, 0 when it is not that of these windows. */
     void (*observe)(struct kg_spec *spec, const struct kg_spec_seen *seen, uint32_t n,
                     uint64_t step_ns);
+    /* Self-check, after each step of debug runs. KG_OK or KG_EINVAL with text. */
     int (*check)(const struct kg_spec *spec, struct kg_error *err);
 
     /* Optional, KG_SPEC_CAP_HOST: drafts for each sequence: tokens[i*stride ..], counts[i] <=

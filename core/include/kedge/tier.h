@@ -24,7 +24,7 @@ struct kg_tier_key {
 struct kg_tier_ops {
     size_t size; /* sizeof(struct kg_tier_ops) as compiled */
 
-    /* unit_bytes: natural bytes of a page and of a state. */
+    /* unit_bytes: natural bytes of a page and of a state, > 0. KG_ENOMEM, KG_EINVAL. */
     int (*open)(const struct kg_host *host, const void *conf, const uint64_t unit_bytes[KG_N_KINDS],
                 struct kg_tier **tier, struct kg_error *err);
     void (*close)(struct kg_tier *tier); /* NULL is allowed */
@@ -35,9 +35,11 @@ struct kg_tier_ops {
     int (*has)(const struct kg_tier *tier, const struct kg_tier_key *key);
     /* Copies the bytes out; KG_ENOENT when the key is gone. */
     int (*get)(struct kg_tier *tier, const struct kg_tier_key *key, void *bytes);
+    /* Forgets a key; one that is not there is ignored. */
     void (*drop)(struct kg_tier *tier, const struct kg_tier_key *key);
     /* Bytes kept and bytes it may keep. */
     void (*bytes)(const struct kg_tier *tier, uint64_t *used, uint64_t *limit);
+    /* Self-check. KG_OK or KG_EINVAL with text. */
     int (*check)(const struct kg_tier *tier, struct kg_error *err);
 };
 

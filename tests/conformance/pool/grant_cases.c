@@ -62,7 +62,7 @@ static void refusal_names_the_least_number_of_units(void **state)
     }
 }
 
-/* V49: what an empty pool cannot hold is never, not later. */
+/* What an empty pool cannot hold is never, not later. */
 static void grant_that_an_empty_pool_cannot_hold_is_never(void **state)
 {
     struct kg_shortage s;
@@ -250,7 +250,7 @@ static void evicting_exactly_the_shortfall_is_enough_and_one_less_is_not(void **
     }
 }
 
-/* S1: full of evictable units of one kind, a request for the other must be funded by them. */
+/* Full of evictable units of one kind, a request for the other must be funded by them. */
 static void one_budget_is_funded_by_either_kind(void **state)
 {
     static uint32_t ids[MOST];

@@ -36,7 +36,7 @@ static void layout_capabilities_are_backed_by_the_descriptor(void **state)
         assert_true(KG_HAS(rig.ops, struct kg_pool_ops, compact));
 }
 
-/* V31: only a layout that spreads a state over several slots may inflate the page. */
+/* Only a layout that spreads a state over several slots may inflate the page. */
 static void page_is_inflated_only_where_blocks_are_uniform(void **state)
 {
     struct kg_pool_geom g = rig_odd_geom();
@@ -80,7 +80,7 @@ static void assert_refused(const struct kg_pool_geom *g, const char *number)
         fail_msg("\"%s\" does not name %s", err.text, number);
 }
 
-/* V34: refused before anything is loaded, with the numbers. */
+/* Refused before anything is loaded, with the numbers. */
 static void open_refuses_what_cannot_fit_and_names_the_numbers(void **state)
 {
     struct kg_pool_geom g = rig_odd_geom();
@@ -207,7 +207,7 @@ static void taking_none_is_allowed_and_takes_nothing(void **state)
     assert_unchanged(&before);
 }
 
-/* V29, S5: ids up to 2^20 at K3's page stride; every address in 64 bits. */
+/* Ids up to 2^20 at K3's page stride; every address in 64 bits. */
 static void addresses_of_a_million_large_units_are_64_bit(void **state)
 {
     struct kg_pool_geom g = {

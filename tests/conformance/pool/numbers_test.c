@@ -1,6 +1,6 @@
 /*
  * The numbers of the shipped pools at K3's sizes (one rank of eight), against closed forms:
- * numbers_test pool-split.so pool-unified.so. Public failures V31 to V34 and S21 are of this kind.
+ * numbers_test pool-split.so pool-unified.so.
  */
 #include "rig.h"
 
@@ -75,7 +75,6 @@ static uint32_t admitted(struct rig *rig, uint64_t tokens)
     return n;
 }
 
-/* V31 */
 static void only_uniform_inflates_the_page(void **state)
 {
     struct rig rig;
@@ -146,7 +145,7 @@ static void uniform_waste_is_accounted_as_padding(void **state)
     close_k3(&rig);
 }
 
-/* V32, V33: what is admitted is the closed form, to the unit. */
+/* What is admitted is the closed form, to the unit. */
 static void capacity_is_the_closed_form(void **state)
 {
     const uint64_t lengths[] = {1000, 30000, 100096, 1000000};
@@ -187,7 +186,7 @@ static void ratio_is_bytes_of_states_to_bytes_of_pages(void **state)
     close_k3(&rig);
 }
 
-/* V34: more sequences than states is refused with the number that works, and it does. */
+/* More sequences than states is refused with the number that works, and it does. */
 static void too_few_states_are_refused_with_a_number_that_works(void **state)
 {
     char *few[] = {"style=ratio", "ratio=0.1"};
@@ -216,7 +215,7 @@ static void too_few_states_are_refused_with_a_number_that_works(void **state)
     close_k3(&rig);
 }
 
-/* S21: a split tuned for long prompts strangles short ones, and the other way round. */
+/* A split tuned for long prompts strangles short ones, and the other way round. */
 static void one_arena_admits_at_least_as_many_in_either_phase(void **state)
 {
     const char *ratios[] = {"ratio=0.2", "ratio=0.9", "ratio=4"};

@@ -4,8 +4,8 @@
  * Each episode draws a geometry, then walks: grants opened, extended, closed and taken out, units
  * given, evicted, cached, locked, pinned, moved, and calls that must be refused. After each op the
  * pool's check(), its classes and the cover of every open promise are compared with the model;
- * at each sync all bytes are (S3, S4: no stale capacity; S7: room of both kinds is judged jointly;
- * V26, S5: nothing that is owned ever shows freed bytes). KEDGE_SEED sets the seed, KEDGE_OPS the
+ * at each sync all bytes are (no stale capacity; room of both kinds is judged jointly; nothing that
+ * is owned ever shows freed bytes). KEDGE_SEED sets the seed, KEDGE_OPS the
  * number of operations, KEDGE_FULL=1 makes it 10^6.
  */
 #include "model.h"

@@ -33,7 +33,7 @@ static void off_orders_nothing(void **state)
     assert_int_equal(rows, 1000);
 }
 
-static void interval_counts_committed_tokens(void **state) /* S11 */
+static void interval_counts_committed_tokens(void **state)
 {
     struct kg_ckpt at[4];
     uint32_t rows;
@@ -150,7 +150,7 @@ static void interval_32768_of_a_shared_40960_reuses_32768_and_loses_8192(void **
     kit_close(&kit);
 }
 
-static void second_sighting_of_a_system_prompt_reuses_it_whole(void **state) /* V16, V15 */
+static void second_sighting_of_a_system_prompt_reuses_it_whole(void **state)
 {
     const uint32_t policies[] = {KG_CKPT_BOUNDARY, KG_CKPT_AUTO};
     const uint32_t lengths[] = {40960, 1500, 65, 528};
@@ -202,7 +202,7 @@ static void a_branch_is_known_from_ghosts_too(void **state)
     kit_close(&kit);
 }
 
-static void the_first_repeat_of_a_prompt_hits(void **state) /* V15, V21 */
+static void the_first_repeat_of_a_prompt_hits(void **state)
 {
     const uint32_t policies[] = {KG_CKPT_BOUNDARY, KG_CKPT_AUTO};
 
@@ -216,7 +216,7 @@ static void the_first_repeat_of_a_prompt_hits(void **state) /* V15, V21 */
     }
 }
 
-static void the_next_turn_resumes_behind_the_answer(void **state) /* V23 */
+static void the_next_turn_resumes_behind_the_answer(void **state)
 {
     const uint32_t policies[] = {KG_CKPT_BOUNDARY, KG_CKPT_AUTO};
 

@@ -15,7 +15,7 @@ static void open_small(void)
     kit_tokens(b, 4096, 2);
 }
 
-static void a_hit_needs_pages_and_state_at_one_position(void **state) /* V3 */
+static void a_hit_needs_pages_and_state_at_one_position(void **state)
 {
     struct kg_index_path p;
 
@@ -34,7 +34,7 @@ static void a_hit_needs_pages_and_state_at_one_position(void **state) /* V3 */
     kit_close(&kit);
 }
 
-static void the_last_token_is_always_recomputed(void **state) /* V13 */
+static void the_last_token_is_always_recomputed(void **state)
 {
     (void)state;
     for (uint32_t k = 1; k <= 3; k++) {
@@ -87,7 +87,7 @@ static void salts_share_nothing(void **state)
     kit_close(&kit);
 }
 
-static void a_state_off_the_grid_is_refused(void **state) /* S19 */
+static void a_state_off_the_grid_is_refused(void **state)
 {
     struct kg_index_path p;
 
@@ -111,7 +111,7 @@ static void a_state_off_the_grid_is_refused(void **state) /* S19 */
     kit_close(&kit);
 }
 
-static void lock_tombstone_revive_unlock_leaves_no_lock(void **state) /* S12 */
+static void lock_tombstone_revive_unlock_leaves_no_lock(void **state)
 {
     struct kg_index_path p, q = {0};
     struct kg_index_victim v;
@@ -135,7 +135,7 @@ static void lock_tombstone_revive_unlock_leaves_no_lock(void **state) /* S12 */
     kit_close(&kit);
 }
 
-static void the_state_lock_ends_before_the_page_lock(void **state) /* S13 */
+static void the_state_lock_ends_before_the_page_lock(void **state)
 {
     struct kg_index_path p, q = {0};
     struct kg_index_victim v;
@@ -162,7 +162,7 @@ static void the_state_lock_ends_before_the_page_lock(void **state) /* S13 */
     kit_close(&kit);
 }
 
-static void with_every_state_locked_a_donation_is_skipped(void **state) /* S16, S2 */
+static void with_every_state_locked_a_donation_is_skipped(void **state)
 {
     struct kg_index_path p[4];
     struct kg_index_match m;
