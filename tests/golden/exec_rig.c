@@ -70,7 +70,8 @@ int xrig_try_open(struct xrig *x, const struct xrig_options *o, const char *mode
                                 .model_path = model_path,
                                 .world = 1,
                                 .max_seqs = o->max_seqs,
-                                .max_rows = o->max_rows};
+                                .max_rows = o->max_rows,
+                                .max_draft = o->max_draft};
     union {
         uint64_t align;
         uint8_t bytes[256];
@@ -94,6 +95,7 @@ int xrig_try_open(struct xrig *x, const struct xrig_options *o, const char *mode
     set_option(p, &conf, "math", o->math);
     set_option(p, &conf, "threads", o->threads);
     set_option(p, &conf, "isa", o->isa);
+    set_option(p, &conf, "rewind", o->rewind);
     return x->ops->open(&x->host, &conf, &args, &x->exec, err);
 }
 

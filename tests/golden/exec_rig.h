@@ -19,6 +19,7 @@ struct xrig_options {
     uint32_t parts_per_slot; /* 0: a state is one entry */
     uint32_t max_seqs, max_rows;
     uint32_t n_pages, n_states; /* <= XRIG_PAGES, XRIG_STATES; 0: those */
+    uint32_t max_draft, rewind; /* rewind: 0 replay, 1 snapshot */
 };
 
 /* One unit kind of the test's pool. */
