@@ -168,6 +168,16 @@ static void insert(struct kg_engine *e, struct kg_req *r, int last)
     kg_adm_give(e, KG_PAGE, out, n_out, 0);
 }
 
+/* The end of the answer moved on: its old state goes, if nobody came for it. */
+static void withdraw(struct kg_engine *e, struct kg_req *r)
+{
+    if (kg_index_withdraw(e->index, &r->path, r->answer, r->answer_unit) == KG_OK) {
+        kg_adm_give(e, KG_STATE, &r->answer_unit, 1, 0);
+        r->last_ckpt = kg_index_state_below(e->index, &r->path, r->answer);
+    }
+    r->answer = 0;
+}
+
 /* A state that was written goes to the node at its position, or back. */
 static void donate(struct kg_engine *e, struct kg_req *r, const struct kg_order *o, uint32_t why)
 {
@@ -179,6 +189,9 @@ static void donate(struct kg_engine *e, struct kg_req *r, const struct kg_order 
     }
     own(e, KG_STATE, &o->unit, 1);
     e->stats.ckpt_written++;
+    if (why == KG_CKPT_WHY_ANSWER && r->answer > 0) {
+        withdraw(e, r);
+    }
     r->last_ckpt = o->position;
     if (why == KG_CKPT_WHY_ANSWER) {
         r->answer = o->position;
@@ -303,13 +316,11 @@ void kg_cache_order(struct kg_engine *e, struct kg_pick *p, struct kg_order *ord
     uint32_t n_rows, unit, n = positions(e, p, at, &n_rows);
 
     for (uint32_t i = 0; i < n; i++) {
-        if (at[i].why == KG_CKPT_WHY_ANSWER && r->answer > 0) {
-            /* The end of the answer moves on: its old state goes, if nobody came for it. */
-            if (kg_index_withdraw(e->index, &r->path, r->answer, r->answer_unit) == KG_OK) {
-                kg_adm_give(e, KG_STATE, &r->answer_unit, 1, 0);
-                r->last_ckpt = kg_index_state_below(e->index, &r->path, r->answer);
-            }
-            r->answer = 0;
+        /* Early, for its unit, where the new one is certain: not among drafts that may be rejected.
+         */
+        if (at[i].why == KG_CKPT_WHY_ANSWER && r->answer > 0 &&
+            at[i].position <= r->past + p->n_tokens) {
+            withdraw(e, r);
         }
         if (find_unit(e, r, at[i].position, &unit)) {
             why[p->n_orders] = at[i].why;

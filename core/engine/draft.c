@@ -169,6 +169,30 @@ void kg_draft_seen(struct kg_engine *e, const struct kg_spec_seen *seen)
     e->seen[e->n_seen++] = *seen;
 }
 
+/* Drafts take room that nobody else needs: every decoding request fits the step at 1 + cap rows,
+ * and while prompts wait, a chunk (at most half of the step) stays free for them. */
+static uint32_t fit_cap(const struct kg_engine *e, uint32_t cap)
+{
+    uint32_t n_decode = 0, n_other = e->waiting.n, rows = e->conf.step_tokens;
+
+    for (uint32_t i = 0; i < e->n_running; i++) {
+        const struct kg_sched_req *q = &e->running[i];
+        if (q->index != KG_NONE && !q->paused) {
+            n_decode += q->decoding != 0;
+            n_other += q->decoding == 0;
+        }
+    }
+    if (n_other > 0) {
+        uint32_t keep = e->conf.prefill_chunk;
+        rows -= keep < rows / 2 ? keep : rows / 2;
+    }
+    if (n_decode == 0) {
+        return cap;
+    }
+    uint32_t most = rows / n_decode > 0 ? rows / n_decode - 1 : 0;
+    return cap < most ? cap : most;
+}
+
 void kg_draft_observe(struct kg_engine *e, uint64_t step_ns)
 {
     flush(e, step_ns);
@@ -176,6 +200,6 @@ void kg_draft_observe(struct kg_engine *e, uint64_t step_ns)
     if (e->block > 0) {
         uint32_t cap = e->parts.spec_ops->cap(e->parts.spec);
         e->stats.drafts_failed += cap > e->block && cap > e->parts.spec_ops->block(e->parts.spec);
-        e->cap = cap < e->block ? cap : e->block;
+        e->cap = fit_cap(e, cap < e->block ? cap : e->block);
     }
 }

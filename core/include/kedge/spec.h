@@ -46,9 +46,10 @@ struct kg_spec_view {
     size_t size;                    /* sizeof(struct kg_spec_view) of the core */
     const struct kg_spec_seq *seqs; /* [n_seqs] decoding sequences; live during the call */
     uint32_t n_seqs;
-    uint32_t other_rows;        /* rows of the step that are not decodes or drafts */
-    uint32_t rows_left;         /* draft rows that still fit the step */
-    uint32_t cap;               /* what this plugin announced after the last step */
+    uint32_t other_rows; /* rows of the step that are not decodes or drafts */
+    uint32_t rows_left;  /* draft rows that still fit the step */
+    uint32_t cap; /* what this plugin announced after the last step, or less: all decoding requests,
+                     and a chunk of a prompt that waits, must fit the step */
     const struct kg_cost *cost; /* NULL: no surface */
 };
 

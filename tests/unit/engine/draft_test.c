@@ -157,6 +157,49 @@ static void a_step_never_carries_more_rows_than_its_budget(void **state)
     rig_close(&r);
 }
 
+struct share {
+    uint32_t in_step, n_decode_rows;
+    uint32_t short_steps; /* steps that left a decoding request out */
+};
+
+static void count_seqs(void *ctx, const struct kg_seq *seq, const struct kg_seq_result *result)
+{
+    struct share *s = ctx;
+    (void)result;
+    s->in_step++;
+    s->n_decode_rows += seq->n_draft;
+}
+
+static void drafts_keep_no_decoding_request_out_of_a_step(void **state)
+{
+    (void)state;
+    struct share share = {0};
+    struct kg_engine_test test = {.ctx = &share, .on_result = count_seqs};
+    struct rig r;
+    rig_open(&r, &(struct rig_conf){.exec_opts = "draft_block=8 accept=0",
+                                    .spec = "fake-model",
+                                    .spec_opts = "block=8",
+                                    .step_tokens = 24, /* two windows of nine rows */
+                                    .prefill_chunk = 12,
+                                    .test = &test});
+    for (uint32_t id = 1; id <= 8; id++) {
+        assert_int_equal(rig_submit(&r, id, 12, 40, NULL), KG_OK);
+    }
+    for (int i = 0; r.n_open > 0 && i < 400; i++) {
+        uint32_t n = r.n_open, decoding = 0;
+        for (uint32_t id = 1; id <= 8; id++) {
+            decoding += !r.outs[id].done && r.outs[id].n_output > 0;
+        }
+        share.in_step = 0;
+        rig_step(&r);
+        share.short_steps += share.in_step < (decoding < n ? decoding : n);
+    }
+    assert_int_equal(r.n_open, 0);
+    assert_int_equal(share.short_steps, 0);
+    assert_true(share.n_decode_rows > 50);
+    rig_close(&r);
+}
+
 static void a_drafter_policy_without_a_drafter_is_plain_decoding(void **state)
 {
     (void)state;
@@ -176,6 +219,7 @@ int main(void)
         cmocka_unit_test(v43_preemption_while_drafting_changes_no_token),
         cmocka_unit_test(what_a_policy_does_wrong_is_cut_and_counted),
         cmocka_unit_test(a_step_never_carries_more_rows_than_its_budget),
+        cmocka_unit_test(drafts_keep_no_decoding_request_out_of_a_step),
         cmocka_unit_test(a_drafter_policy_without_a_drafter_is_plain_decoding),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
