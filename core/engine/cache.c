@@ -126,6 +126,7 @@ void kg_cache_admit(struct kg_engine *e, struct kg_req *r)
     memset(r->job->cached, 1, r->n_pages);
     r->source = r->past > 0 ? m->state : KG_NONE;
     r->last_ckpt = r->past;
+    r->n_offered = r->n_pages;
     r->branch = m->seen_tokens;
     r->answer = 0;
     e->stats.reused_tokens += r->past;
@@ -148,9 +149,12 @@ static void insert(struct kg_engine *e, struct kg_req *r, int last)
     uint32_t page = e->layout.page_tokens, at = r->path.n_tokens / page;
     uint32_t n = r->past / page, n_in = 0, n_out = 0;
 
-    if (n <= at) {
+    /* Pages that another request has in the index stay behind the tip until the end: look again
+     * only when there is a new one. */
+    if (n <= at || (n <= r->n_offered && !last)) {
         return;
     }
+    r->n_offered = n;
     uint32_t *pages = r->job->pages + at, *out = e->moved_out;
     n = kg_index_append(e->index, &r->path, r->job->tokens + (size_t)at * page, pages, n - at, last,
                         out);

@@ -83,6 +83,7 @@ struct kg_req {
     uint32_t source;              /* state unit the first step copies, KG_NONE for zero */
     uint32_t branch;              /* tokens the index had seen at admission */
     uint32_t last_ckpt;           /* position of its last checkpoint, the hit included */
+    uint32_t n_offered;           /* whole pages the index was last shown */
     uint32_t answer, answer_unit; /* checkpoint at the end of the answer so far; 0 none */
 };
 
