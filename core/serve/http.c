@@ -219,7 +219,7 @@ static int take_body(struct kg_http_req *c, struct evbuffer *in)
 {
     struct kg_http *h = c->http;
     struct evbuffer_iovec v;
-    size_t before = c->body.len, used, got;
+    size_t used, got;
     int done = 0;
 
     if (!c->head.chunked && c->body.len == c->head.content_length)
@@ -227,29 +227,27 @@ static int take_body(struct kg_http_req *c, struct evbuffer *in)
     if (evbuffer_peek(in, -1, NULL, &v, 1) < 1 || v.iov_len == 0)
         return 0;
     got = v.iov_len;
-    if (!c->head.chunked && got > c->head.content_length - c->body.len)
-        got = (size_t)(c->head.content_length - c->body.len);
-    if (h->bodies_bytes + got > h->conf->bodies_bytes || kg_buf_reserve(&c->body, got) != KG_OK) {
+    if (c->head.chunked) {
+        /* In place: what counts against the limits is the body, not its coding. */
+        done = kg_http_chunks_feed(&c->chunks, v.iov_base, got, &used, v.iov_base, &got);
+        if (done < 0) {
+            kg_conn_refuse(c, 400, "bad_request", "the chunked coding of the body is broken");
+            return -1;
+        }
+    } else {
+        if (got > c->head.content_length - c->body.len)
+            got = (size_t)(c->head.content_length - c->body.len);
+        used = got;
+    }
+    if (h->bodies_bytes + got > h->conf->bodies_bytes ||
+        kg_buf_add(&c->body, v.iov_base, got) != KG_OK) {
         bool big = c->body.rc == KG_ELIMIT;
         kg_conn_refuse(c, big ? 413 : 503, big ? "body_too_large" : "overloaded",
                        big ? "the body is longer than [server] body_bytes"
                            : "too many request bodies at once; try again");
         return -1;
     }
-    used = got;
-    if (c->head.chunked) {
-        done = kg_http_chunks_feed(&c->chunks, v.iov_base, got, &used, c->body.data + c->body.len,
-                                   &got);
-        if (done < 0) {
-            kg_conn_refuse(c, 400, "bad_request", "the chunked coding of the body is broken");
-            return -1;
-        }
-    } else {
-        memcpy(c->body.data + c->body.len, v.iov_base, got);
-    }
-    c->body.len += got;
-    c->body.data[c->body.len] = '\0';
-    h->bodies_bytes += c->body.len - before;
+    h->bodies_bytes += got;
     (void)evbuffer_drain(in, used);
     if (!c->head.chunked)
         done = c->body.len == c->head.content_length;

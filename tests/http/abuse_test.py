@@ -220,6 +220,18 @@ def test_a_thousand_idle_connections_disturb_nobody():
         other.wait_for(lambda: other.metric("kedge:http_connections"), 1)
 
 
+def test_the_limit_of_a_chunked_body_counts_the_body_and_not_its_coding():
+    body = json.dumps({"prompt": [5], "max_tokens": 1}).encode()
+    for n, status in ((65536, 200), (65537, 413)):
+        padded = body + b" " * (n - len(body))
+        coded = b"".join(b"%x\r\n%s\r\n" % (len(padded[i:i + 16]), padded[i:i + 16])
+                         for i in range(0, n, 16))
+        answer = kedge.raw(server, (head_of() + "Connection: close\r\nTransfer-Encoding: chunked\r\n"
+                                    "\r\n").encode() + coded + b"0\r\n\r\n")
+        assert status_of(answer) == status, (n, answer[:200])
+    server.wait_for(lambda: server.metric("kedge:http_body_bytes"), 0)
+
+
 def test_chunked_bodies_and_expect_continue_work():
     body = json.dumps({"prompt": [5], "max_tokens": 1}).encode()
     coded = b"".join(b"%x\r\n%s\r\n" % (1, body[i:i + 1]) for i in range(len(body)))
