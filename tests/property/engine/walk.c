@@ -18,6 +18,7 @@
 /* What all walks together met: a walk in a world where nothing happens proves nothing. */
 struct met {
     uint64_t preemptions, moves, drafted, accepted, drafts_failed, plans_dropped, nan_rows, orders;
+    uint64_t reused, lost, cached, written, unused, pruned, evicted[2];
     uint64_t finished[8];
 };
 
@@ -149,6 +150,10 @@ static void choose_conf(struct walk *w, struct rig_conf *c, char *spec_opts, cha
     c->step_tokens = 4 + below(w, 40);
     c->prefill_chunk = 1 + below(w, 20);
     c->lifetime = below(w, 3);
+    c->no_prefix = below(w, 8) == 0;
+    c->checkpoint = 1 + below(w, 5);
+    c->interval = 1 + below(w, 40);
+    c->ghost_bytes = 1 + below(w, 4000);
     c->max_wait_ms = below(w, 2);
     choose_options(w, c, spec_opts, exec_opts, n);
     choose_hooks(w);
@@ -169,6 +174,13 @@ static void submit_one(struct walk *w)
         for (uint32_t i = 0; i < s.n_stop_ids; i++) {
             s.stop_ids[i] = below(w, w->rig.vocab);
         }
+    }
+    w->rig.flags = below(w, 10) == 0 ? KG_REQ_NO_CACHE : 0;
+    w->rig.flags |= below(w, 10) == 0 ? KG_REQ_ECHO : 0;
+    w->rig.salt = below(w, 8) == 0;
+    if (below(w, 3) == 0) { /* the same length again: more equal prompts */
+        w->rig.n_shared = below(w, 60);
+        w->rig.n_groups = 1 + below(w, 3);
     }
     uint32_t n_prompt = 1 + below(w, 60);
     uint32_t max_tokens = 1 + below(w, 40);
@@ -283,6 +295,16 @@ static void run_walk(uint64_t seed, struct met *met)
     met->drafts_failed += s.drafts_failed;
     met->plans_dropped += s.plans_dropped;
     met->nan_rows += s.nan_rows;
+    met->reused += s.reused_tokens;
+    met->cached += s.cached_tokens;
+    met->lost += s.lost_tokens;
+    met->written += s.ckpt_written;
+    met->unused += s.ckpt_unused;
+    met->pruned += s.ckpt_pruned;
+    for (uint32_t k = 0; k < 2; k++) {
+        met->evicted[k] += s.evicted[k];
+        assert_int_equal(s.n_cached[k], s.n_evictable[k]); /* nothing is locked any more */
+    }
     met->orders += w->n_orders;
     for (uint32_t i = 0; i < 8; i++) {
         met->finished[i] += s.finished[i];
@@ -305,13 +327,20 @@ static void outputs_are_the_scripts_whatever_happens(void **state)
     }
     print_message(
         "preemptions %llu moves %llu drafted %llu accepted %llu bad drafts %llu bad plans "
-        "%llu NaN %llu checkpoints %llu\n",
+        "%llu NaN %llu checkpoints %llu\nreused %llu (first %llu) lost %llu written %llu unused "
+        "%llu pruned %llu evicted %llu pages %llu states\n",
         (unsigned long long)met.preemptions, (unsigned long long)met.moves,
         (unsigned long long)met.drafted, (unsigned long long)met.accepted,
         (unsigned long long)met.drafts_failed, (unsigned long long)met.plans_dropped,
-        (unsigned long long)met.nan_rows, (unsigned long long)met.orders);
+        (unsigned long long)met.nan_rows, (unsigned long long)met.orders,
+        (unsigned long long)met.reused, (unsigned long long)met.cached,
+        (unsigned long long)met.lost, (unsigned long long)met.written,
+        (unsigned long long)met.unused, (unsigned long long)met.pruned,
+        (unsigned long long)met.evicted[0], (unsigned long long)met.evicted[1]);
     if (one == NULL) {
         assert_true(met.preemptions > 0 && met.moves > 0 && met.accepted > 0 && met.orders > 0);
+        assert_true(met.reused > met.cached && met.cached > 0 && met.lost > 0 && met.pruned > 0);
+        assert_true(met.evicted[KG_PAGE] > 0 && met.evicted[KG_STATE] > 0 && met.unused > 0);
         assert_true(met.drafts_failed > 0 && met.plans_dropped > 0 && met.nan_rows > 0);
         assert_true(met.finished[KG_FINISH_STOP] > 0 && met.finished[KG_FINISH_LENGTH] > 0);
         assert_true(met.finished[KG_FINISH_CALLER] > 0 && met.finished[KG_FINISH_CANCELLED] > 0);

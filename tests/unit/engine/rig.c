@@ -314,12 +314,20 @@ int rig_submit(struct rig *rig, uint64_t id, uint32_t n_prompt, uint32_t max_tok
     if (sampling != NULL) {
         o->sampling = *sampling;
     }
+    uint32_t shared = rig->n_shared < n_prompt ? rig->n_shared : n_prompt;
     rig_prompt(o->tokens, n_prompt, id, rig->vocab);
+    if (shared > 0) {
+        rig_prompt(o->tokens, shared, 1000000 + id % rig->n_groups, rig->vocab);
+    }
     struct kg_request q = {.id = id,
                            .tokens = o->tokens,
                            .n_prompt = n_prompt,
                            .max_tokens = max_tokens,
-                           .sampling = o->sampling};
+                           .flags = rig->flags,
+                           .salt = rig->salt,
+                           .sampling = o->sampling,
+                           .boundaries = &shared,
+                           .n_boundaries = shared > 0};
     int rc = kg_engine_submit(rig->engine, &q, &err);
     if (rc == KG_OK) {
         o->submitted = 1;

@@ -76,6 +76,11 @@ struct rig {
     struct rig_out *outs;  /* [RIG_IDS] */
     uint32_t n_open;       /* submitted, not done */
     struct kg_error error; /* of the last step that failed */
+    /* Prompts begin with min(n_shared, n_prompt) tokens of one of n_groups texts; a message ends
+     * there. 0: nothing is shared. */
+    uint32_t n_shared, n_groups;
+    uint32_t flags; /* of requests to come: KG_REQ_* */
+    uint64_t salt;
 };
 
 /* Built-in, double, or file in the plugin folder of the build; NULL when there is none. */
