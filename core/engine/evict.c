@@ -231,7 +231,7 @@ void kg_ix_set_ghost(struct kg_index *ix, uint32_t v, int ghost)
 
     kg_ix_list_drop(ix, v);
     n->ghost = (uint8_t)ghost;
-    n->stamp++;
+    n->stamp = ++ix->clock;
     if (ghost) {
         ix->nodes[n->parent].n_live--;
         ix->ghost_bytes += bytes;
@@ -268,7 +268,7 @@ void kg_ix_set_state(struct kg_index *ix, uint32_t v, uint32_t state)
     int there = state != KG_NONE;
 
     n->state = state;
-    n->stamp++;
+    n->stamp = ++ix->clock;
     n->hits = 0;
     n->base = ix->floor;
     for (uint32_t a = n->parent;; a = ix->nodes[a].parent) {

@@ -117,17 +117,6 @@ void kg_index_destroy(struct kg_index *ix)
 
 /* --- matches --- */
 
-/* Sum of what would change a match that ends in `deep`: stamps from there to the root. */
-static uint64_t stamp_of(const struct kg_index *ix, uint32_t deep)
-{
-    uint64_t sum = 0;
-
-    for (uint32_t v = deep; v != KG_IX_ROOT; v = ix->nodes[v].parent) {
-        sum += ix->nodes[v].stamp + 1ull;
-    }
-    return sum;
-}
-
 void kg_index_match(const struct kg_index *ix, uint64_t salt, const uint32_t *tokens, uint32_t n,
                     struct kg_index_match *m)
 {
@@ -159,18 +148,21 @@ void kg_index_match(const struct kg_index *ix, uint64_t salt, const uint32_t *to
     }
     m->seen_tokens = i * page;
     m->page_tokens = (live < cap ? live : cap) * page;
-    m->at_kids = ix->nodes[m->at].kids;
-    m->deep_stamp = ix->nodes[m->deep].stamp;
-    m->stamp = stamp_of(ix, m->deep);
+    m->clock = ix->clock;
 }
 
 int kg_index_is_fresh(const struct kg_index *ix, const struct kg_index_match *m)
 {
-    if (m->deep >= ix->node_top || !ix->nodes[m->deep].used ||
-        ix->nodes[m->deep].stamp != m->deep_stamp) {
-        return 0; /* freed nodes and new ones have other stamps */
+    uint32_t v = m->deep;
+
+    if (v >= ix->node_top || !ix->nodes[v].used || ix->nodes[m->at].kids > m->clock) {
+        return 0;
     }
-    return stamp_of(ix, m->deep) == m->stamp && ix->nodes[m->at].kids == m->at_kids;
+    /* Whatever changes a path leaves a younger node on it. */
+    while (v != KG_IX_ROOT && ix->nodes[v].stamp <= m->clock) {
+        v = ix->nodes[v].parent;
+    }
+    return v == KG_IX_ROOT;
 }
 
 /* --- locks --- */

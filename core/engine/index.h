@@ -46,8 +46,8 @@ struct kg_index_match {
     uint32_t seen_count;   /* requests seen that reached or passed the end of the run there */
     uint32_t state;        /* state id at state_tokens, KG_NONE for none */
     /* private: */
-    uint32_t node, at, deep, at_kids, deep_stamp;
-    uint64_t stamp;
+    uint32_t node, at, deep;
+    uint64_t clock;
 };
 
 /* A request's place in the index. Zero it before the first use; private but for n_tokens. */

@@ -20,6 +20,8 @@ enum { KG_IX_DEAD = 0, KG_IX_GHOST = 1, KG_IX_LISTS = 2, KG_IX_NOLIST = 2 };
 
 struct kg_ix_node {
     uint64_t salt;
+    uint64_t stamp;             /* index clock when a match through the node changed last */
+    uint64_t kids;              /* index clock when a child was added last */
     double rank;                /* in a heap: as computed last; may be too low or too high */
     double base;                /* scale of the index when the state was used last */
     uint32_t parent;            /* free nodes: next free */
@@ -34,8 +36,6 @@ struct kg_ix_node {
     uint32_t n_children, n_live; /* children; those that are no ghosts */
     uint32_t hits;               /* paths that began at the state */
     uint32_t seen;               /* requests whose tokens covered the node */
-    uint32_t stamp;              /* rises when a match through the node would change */
-    uint32_t kids;               /* rises when a child is added */
     uint32_t heap_at[KG_IX_HEAPS];
     uint32_t list_next, list_prev;
     uint8_t list;  /* KG_IX_DEAD, KG_IX_GHOST, KG_IX_NOLIST */
@@ -64,6 +64,7 @@ struct kg_index {
     uint32_t mask;
     struct kg_ix_heap heap[KG_IX_HEAPS];
     struct kg_ix_list list[KG_IX_LISTS];
+    uint64_t clock;  /* changes so far */
     double floor;    /* rank of the last state evicted: the scale rises, so what is unused ages */
     uint32_t cursor; /* heap place whose rank is refreshed next */
     uint32_t cached[KG_N_KINDS], evictable[KG_N_KINDS];

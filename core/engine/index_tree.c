@@ -82,7 +82,6 @@ static void link_child(struct kg_index *ix, uint32_t parent, uint32_t v)
     p->child = v;
     p->n_children++;
     p->n_live += !n->ghost;
-    p->kids++;
 }
 
 static void unlink_child(struct kg_index *ix, uint32_t v)
@@ -104,12 +103,10 @@ static void unlink_child(struct kg_index *ix, uint32_t v)
 /* Nodes outnumber cells and each node but the root has one: there is always one free. */
 static uint32_t node_new(struct kg_index *ix)
 {
-    uint32_t v = ix->free_node, stamp = 0, kids = 0;
+    uint32_t v = ix->free_node;
 
     if (v != KG_NONE) {
         ix->free_node = ix->nodes[v].parent;
-        stamp = ix->nodes[v].stamp + 1;
-        kids = ix->nodes[v].kids;
     } else {
         v = ix->node_top++;
     }
@@ -120,8 +117,7 @@ static uint32_t node_new(struct kg_index *ix)
                                        .first = KG_NONE,
                                        .last = KG_NONE,
                                        .state = KG_NONE,
-                                       .stamp = stamp,
-                                       .kids = kids,
+                                       .stamp = ++ix->clock,
                                        .heap_at = {KG_NONE, KG_NONE},
                                        .list = KG_IX_NOLIST,
                                        .used = 1};
@@ -133,7 +129,7 @@ static void node_free(struct kg_index *ix, uint32_t v)
 {
     struct kg_ix_node *n = &ix->nodes[v];
 
-    n->stamp++;
+    n->stamp = ++ix->clock;
     n->used = 0;
     n->parent = ix->free_node;
     ix->free_node = v;
@@ -167,7 +163,7 @@ void kg_ix_extend(struct kg_index *ix, uint32_t v, const uint32_t *tokens, uint3
     ix->n_cells += n;
     x->n_pages += n;
     x->end += n;
-    x->stamp++;
+    x->stamp = ++ix->clock;
 }
 
 uint32_t kg_ix_add(struct kg_index *ix, uint32_t parent, uint64_t salt, const uint32_t *tokens,
@@ -178,6 +174,7 @@ uint32_t kg_ix_add(struct kg_index *ix, uint32_t parent, uint64_t salt, const ui
     ix->nodes[v].salt = salt;
     ix->nodes[v].end = ix->nodes[parent].end;
     link_child(ix, parent, v);
+    ix->nodes[parent].kids = ++ix->clock;
     kg_ix_extend(ix, v, tokens, n);
     hash_in(ix, v);
     return v;
@@ -222,9 +219,8 @@ uint32_t kg_ix_split(struct kg_index *ix, uint32_t v, uint32_t k)
     ix->prev[cut] = KG_NONE;
     n->first = cut;
     n->n_pages -= k;
-    n->stamp++;
+    n->stamp = ++ix->clock;
     link_child(ix, parent, u);
-    ix->nodes[parent].kids--; /* no new tokens below it */
     link_child(ix, u, v);
     hash_in(ix, u);
     hash_in(ix, v);
@@ -255,9 +251,8 @@ int kg_ix_merge(struct kg_index *ix, uint32_t v)
     ix->prev[x->first] = n->last;
     x->first = n->first;
     x->n_pages += n->n_pages;
-    x->stamp++;
+    x->stamp = ++ix->clock;
     link_child(ix, parent, c);
-    ix->nodes[parent].kids--;
     hash_in(ix, c);
     if (n->ghost) {
         kg_ix_list_drop(ix, c);

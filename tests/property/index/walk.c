@@ -15,6 +15,7 @@
 #define PAGE 4u
 #define MAX_PAGES 12u
 #define N_REQS 6u
+#define N_KEPT 8u  /* matches kept, as waiting requests keep them */
 #define N_TRIED 8u /* prompts remembered, to share prefixes with */
 
 struct walker {
@@ -28,6 +29,13 @@ struct walker {
     struct kg_index_path path;
 };
 
+/* A match made earlier. */
+struct kept {
+    uint64_t salt;
+    uint32_t tokens[MAX_PAGES * PAGE], n;
+    struct kg_index_match m;
+};
+
 struct walk {
     struct rig_part part;
     const struct kg_pool_ops *ops;
@@ -38,6 +46,8 @@ struct walk {
     struct kg_rng rng;
     struct walker reqs[N_REQS];
     struct walker tried[N_TRIED];
+    struct kept kept[N_KEPT];
+    uint64_t n_fresh, n_stale;
     uint64_t n_hits, n_reused, n_refused, n_evicted, n_replaced, n_donated;
 };
 
@@ -302,6 +312,30 @@ static void step(struct walk *w, struct walker *r)
     }
 }
 
+/* A match that is called fresh is what a new one would be. */
+static void check_kept(struct walk *w)
+{
+    struct kept *k = &w->kept[kg_rng_below(&w->rng, N_KEPT)];
+    const struct walker *r = &w->tried[kg_rng_below(&w->rng, N_TRIED)];
+    struct kg_index_match now;
+
+    kg_index_match(w->ix, k->salt, k->tokens, k->n, &now);
+    if (kg_index_is_fresh(w->ix, &k->m)) {
+        assert_int_equal(k->m.page_tokens, now.page_tokens);
+        assert_int_equal(k->m.state_tokens, now.state_tokens);
+        assert_int_equal(k->m.seen_tokens, now.seen_tokens);
+        assert_int_equal(k->m.state, now.state);
+        assert_int_equal(k->m.node, now.node);
+        w->n_fresh++;
+    } else {
+        w->n_stale++;
+        memcpy(k->tokens, r->tokens, sizeof(k->tokens));
+        k->n = r->n_tokens;
+        k->salt = r->salt;
+        kg_index_match(w->ix, k->salt, k->tokens, k->n, &k->m);
+    }
+}
+
 /* Counts of the index are those of the list; the pool's are both owners' together. */
 static void compare(struct walk *w)
 {
@@ -362,6 +396,9 @@ static void open_all(struct walk *w, const char *pool, const char *opts, uint64_
         .cost_ns = cost};
     assert_int_equal(kg_index_create(&conf, &w->ix, &err), KG_OK);
     w->oracle.page_tokens = PAGE;
+    for (uint32_t i = 0; i < N_KEPT; i++) {
+        kg_index_match(w->ix, 0, w->kept[i].tokens, 0, &w->kept[i].m);
+    }
     kg_rng_seed(&w->rng, seed);
 }
 
@@ -411,6 +448,7 @@ static void index_and_pool_agree_with_a_flat_list(void **state)
             step(&w, r);
         }
         compare(&w);
+        check_kept(&w);
         if (i % 64 == 0) {
             check(&w);
         }
@@ -422,7 +460,7 @@ static void index_and_pool_agree_with_a_flat_list(void **state)
                   (unsigned long long)w.n_evicted, (unsigned long long)w.n_replaced,
                   (unsigned long long)w.n_donated);
     assert_true(w.n_hits > n / 100 && w.n_evicted > n / 100 && w.n_replaced > n / 1000);
-    assert_true(w.n_refused > n / 100);
+    assert_true(w.n_refused > n / 100 && w.n_fresh > n / 10 && w.n_stale > n / 100);
     close_all(&w);
 }
 
