@@ -167,43 +167,38 @@ static void add_chat_logprob(struct kg_answer *c, const struct kg_logprob *lp, u
     kg_buf_puts(b, "]}");
 }
 
-static bool same_string(const struct kg_answer *c, uint32_t a, uint32_t b)
-{
-    struct kg_span x = kg_tok_bytes(c->api->tok, a), y = kg_tok_bytes(c->api->tok, b);
-    struct kg_buf sx, sy;
-    bool same;
-
-    if (a == b)
-        return true;
-    if (c->call->tokens_as_ids)
-        return false;
-    /* Broken bytes all look alike once they are U+FFFD: compare what would be written. */
-    kg_buf_init(&sx, 0);
-    kg_buf_init(&sy, 0);
-    kg_buf_json_str(&sx, x.p, x.n);
-    kg_buf_json_str(&sy, y.p, y.n);
-    same = sx.rc == KG_OK && sy.rc == KG_OK && sx.len == sy.len &&
-           memcmp(sx.data, sy.data, sx.len) == 0;
-    kg_buf_fini(&sx);
-    kg_buf_fini(&sy);
-    return same;
-}
-
-/* {"token": value, ...}: the alternatives and the token itself, each string once. */
+/*
+ * {"token": value, ...}: the alternatives and the token itself, each string once. Strings are
+ * compared as written: broken bytes all look alike once they are U+FFFD.
+ */
 static void add_top_map(struct kg_answer *c, const struct kg_logprob *lp, uint32_t n)
 {
     struct kg_buf *b = &c->lp_top;
+    struct {
+        size_t at, n;
+    } keys[KG_MAX_LOGPROBS + 1];
+    uint32_t n_keys = 0;
 
     kg_buf_putc(b, '{');
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n && i <= KG_MAX_LOGPROBS; i++) {
+        size_t before = b->len;
         bool seen = false;
-        for (uint32_t j = 0; j < i && !seen; j++)
-            seen = same_string(c, lp[i].id, lp[j].id);
-        if (seen)
-            continue;
         if (i > 0)
             kg_buf_putc(b, ',');
+        keys[n_keys].at = b->len;
         put_token(b, c, lp[i].id);
+        if (b->rc != KG_OK)
+            return;
+        keys[n_keys].n = b->len - keys[n_keys].at;
+        for (uint32_t j = 0; j < n_keys && !seen; j++)
+            seen = keys[j].n == keys[n_keys].n &&
+                   memcmp(b->data + keys[j].at, b->data + keys[n_keys].at, keys[j].n) == 0;
+        if (seen) {
+            b->len = before;
+            b->data[b->len] = '\0';
+            continue;
+        }
+        n_keys++;
         kg_buf_putc(b, ':');
         put_logprob(b, lp[i].logprob);
     }
@@ -242,6 +237,16 @@ static void add_text_logprob(struct kg_answer *c, uint32_t id, const struct kg_l
     }
     put_logprob(&c->lp_values, lp[0].logprob);
     add_top_map(c, lp, n);
+}
+
+uint64_t kg_answer_bytes(const struct kg_answer *c)
+{
+    uint64_t n = c->content.len + c->reasoning.len + c->lp_main.len + c->lp_values.len +
+                 c->lp_top.len + c->lp_offset.len + c->token_ids.len;
+
+    for (uint32_t i = 0; i < c->n_calls; i++)
+        n += c->calls[i].args.len;
+    return n;
 }
 
 static int pile_state(const struct kg_answer *c)

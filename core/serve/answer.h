@@ -59,6 +59,8 @@ KG_CHECKED int kg_answer_echo(struct kg_answer *c, uint32_t n, const struct kg_l
 /* The output ended normally; `length`: cut by max_tokens. Settles finish. */
 KG_CHECKED int kg_answer_finish(struct kg_answer *c, bool length);
 
+/* Bytes piled up and not written yet. */
+uint64_t kg_answer_bytes(const struct kg_answer *c);
 /* True when a delta would carry something. */
 bool kg_answer_has_news(const struct kg_answer *c);
 /* Appends the choice object of a stream chunk and empties the pile. */

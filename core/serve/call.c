@@ -401,7 +401,8 @@ int kg_call_prepare(const struct kg_api *api, struct kg_tok_scratch *scratch,
                     struct kg_api_error *err)
 {
     json_t *root = NULL;
-    int rc = kg_json_load(body.p, body.n, api->conf->max_json_depth, &root, err);
+    int rc = kg_json_load(body.p, body.n, api->conf->max_json_depth, api->conf->max_json_values,
+                          &root, err);
 
     if (rc != KG_OK)
         return rc;

@@ -36,6 +36,10 @@ const struct kg_opt kg_server_opts[] = {
         "Time a connection may stay open without a request. Unit: ms."),
     U32(write_ms, "30000", 10, 3600000,
         "A client that takes none of its output for so long is cut. Unit: ms."),
+    U32(pause_ms, "30000", 10, 3600000,
+        "A stream whose reader stays behind out_soft_bytes for so long is cut: it holds memory "
+        "that "
+        "others wait for. Unit: ms."),
     U64(out_soft_bytes, "256k", 1024, 1073741824.0,
         "Unsent output of a stream past which the engine plans without the request; it goes on "
         "below half of it. Unit: bytes."),
@@ -44,7 +48,12 @@ const struct kg_opt kg_server_opts[] = {
     U64(reply_bytes, "64m", 65536, 4294967296.0,
         "Most of one choice's text, and of its log probabilities, kept for an answer that is not "
         "streamed. Unit: bytes."),
+    U64(replies_bytes, "512m", 65536, 68719476736.0,
+        "Most of all answers together, piling up or waiting to be taken by their clients; a plain "
+        "answer that would go beyond it gets 503. Unit: bytes."),
     U32(max_json_depth, "64", 4, 1024, "Most nested arrays and objects of a body. Unit: levels."),
+    U32(max_json_values, "2097152", 64, 268435456,
+        "Most values of a body, an array or object counted as 8. Unit: values."),
     U32(max_n, "128", 1, 1024, "Most choices of one prompt (n). Unit: choices."),
     U32(max_prompts, "256", 1, 4096, "Most prompts of one completion request. Unit: prompts."),
     U32(max_sequences, "512", 1, 4096, "Most prompts times n of one request. Unit: sequences."),

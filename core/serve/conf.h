@@ -22,12 +22,15 @@ struct kg_server_conf {
     uint32_t body_ms;         /* from the end of the headers to the end of the body */
     uint32_t idle_ms;         /* a kept-alive connection without a request */
     uint32_t write_ms;        /* a client that takes none of the bytes it was sent */
+    uint32_t pause_ms;        /* a stream paused for its reader without a break */
     uint64_t out_soft_bytes;  /* unsent output of a stream: past it the engine pauses the request */
     uint64_t out_hard_bytes;  /* past it the connection is cut and the request cancelled */
 
-    uint64_t reply_bytes; /* of one choice that is not streamed, each of text and the rest */
+    uint64_t reply_bytes;   /* of one choice that is not streamed, each of text and the rest */
+    uint64_t replies_bytes; /* of all answers: piling up, and written but not taken yet */
 
     uint32_t max_json_depth;
+    uint32_t max_json_values;    /* of one body, see kg_json_scan */
     uint32_t max_n;              /* choices per prompt */
     uint32_t max_prompts;        /* prompts of one completion request */
     uint32_t max_sequences;      /* prompts x n of one request */

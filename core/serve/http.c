@@ -68,8 +68,10 @@ static void conn_free(struct kg_http_req *c)
         c->next->prev = c->prev;
     h->n_conns--;
     h->bodies_bytes -= c->body.len;
-    if (c->bev != NULL)
+    if (c->bev != NULL) {
+        h->unsent_bytes -= unsent_of(c);
         bufferevent_free(c->bev);
+    }
     if (c->timer != NULL)
         event_free(c->timer);
     kg_buf_fini(&c->head_bytes);
@@ -349,6 +351,15 @@ static void on_deadline(evutil_socket_t fd, short what, void *arg)
         conn_free(c);
 }
 
+static void on_output(struct evbuffer *out, const struct evbuffer_cb_info *info, void *arg)
+{
+    struct kg_http_req *c = arg;
+
+    (void)out;
+    c->http->unsent_bytes += info->n_added;
+    c->http->unsent_bytes -= info->n_deleted;
+}
+
 static void name_peer(const struct sockaddr *addr, int len, char *out, size_t n)
 {
     char host[48], port[8];
@@ -412,7 +423,8 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
     c->bev = bufferevent_socket_new(h->base, fd, BEV_OPT_CLOSE_ON_FREE);
     if (c->bev == NULL)
         (void)evutil_closesocket(fd);
-    if (c->timer == NULL || c->bev == NULL) {
+    if (c->timer == NULL || c->bev == NULL ||
+        evbuffer_add_cb(bufferevent_get_output(c->bev), on_output, c) == NULL) {
         conn_free(c);
         return;
     }
@@ -555,6 +567,26 @@ uint32_t kg_http_n_requests(const struct kg_http *h)
 uint64_t kg_http_n_refused(const struct kg_http *h)
 {
     return h->n_refused;
+}
+
+uint64_t kg_http_unsent_bytes(const struct kg_http *h)
+{
+    return h->unsent_bytes;
+}
+
+bool kg_http_cut_largest(struct kg_http *h, uint64_t bytes)
+{
+    struct kg_http_req *largest = NULL;
+
+    for (struct kg_http_req *c = h->conns; c != NULL; c = c->next) {
+        if (!c->dead && unsent_of(c) > bytes) {
+            bytes = unsent_of(c);
+            largest = c;
+        }
+    }
+    if (largest != NULL)
+        kg_conn_close(largest, true);
+    return largest != NULL;
 }
 
 uint64_t kg_http_bodies_bytes(const struct kg_http *h)

@@ -52,6 +52,10 @@ const char *kg_http_url(const struct kg_http *http);
 uint32_t kg_http_n_connections(const struct kg_http *http);
 uint32_t kg_http_n_requests(const struct kg_http *http);
 uint64_t kg_http_n_refused(const struct kg_http *http);
+/* Bytes of answers written and not taken by the kernel yet, all connections. */
+uint64_t kg_http_unsent_bytes(const struct kg_http *http);
+/* Cuts the connection with the most unsent bytes, if they are more than that. True when it did. */
+bool kg_http_cut_largest(struct kg_http *http, uint64_t bytes);
 /* Bytes of request bodies held now. */
 uint64_t kg_http_bodies_bytes(const struct kg_http *http);
 

@@ -55,7 +55,7 @@ struct kg_http {
     struct event *accept_timer; /* listen again after descriptors ran out */
     struct kg_http_req *conns;
     uint32_t n_conns, n_requests, port;
-    uint64_t n_refused, bodies_bytes, next_id, id_salt;
+    uint64_t n_refused, bodies_bytes, unsent_bytes, next_id, id_salt;
     bool draining;
     char url[320];
 };

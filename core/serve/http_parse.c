@@ -129,7 +129,8 @@ static int parse_request_line(struct kg_span line, struct kg_http_head *head, co
     }
     *why = "the request target is not a path";
     for (size_t i = 0; i < target.n; i++) {
-        if (target.p[i] <= ' ' || target.p[i] == 127)
+        unsigned char c = (unsigned char)target.p[i];
+        if (c <= ' ' || c >= 127)
             return 400;
     }
     strip_authority(&target);

@@ -55,6 +55,58 @@ void kg_jobs_send(struct kg_serve *s)
     }
 }
 
+/* Takes the piles of a job that was answered out of the sum; late events of it do nothing. */
+static void release_piles(struct kg_job *job)
+{
+    for (uint32_t i = 0; job->answers != NULL && i < job->n_answers; i++) {
+        job->serve->piled_bytes -= job->answers[i].piled_bytes;
+        job->answers[i].piled_bytes = 0;
+        kg_answer_close(&job->answers[i].answer);
+    }
+}
+
+/* Too much is held for clients: whoever holds most of it goes, and not whoever came last. */
+static void cut_largest(struct kg_serve *s)
+{
+    struct kg_api_error err = {0};
+    struct kg_job *largest = NULL;
+    uint64_t most = 0;
+
+    for (struct kg_job *job = s->jobs; job != NULL; job = job->next) {
+        uint64_t n = 0;
+        for (uint32_t i = 0; job->answers != NULL && i < job->n_answers; i++)
+            n += job->answers[i].piled_bytes;
+        if (job->req != NULL && !job->failed && n > most) {
+            most = n;
+            largest = job;
+        }
+    }
+    if (kg_http_cut_largest(s->http, most) || largest == NULL)
+        return;
+    (void)kg_api_fail(&err, 503, "overloaded", "",
+                      "all answers together are above [server] replies_bytes and this one is the "
+                      "largest; ask for it as a stream");
+    kg_job_fail(largest, &err);
+    release_piles(largest); /* it still waits for its sequences to end */
+}
+
+/*
+ * Keeps the sum of what plain answers pile up; streams empty theirs at once and are bounded by
+ * their connection.
+ */
+static void count_pile(struct kg_job *job, struct kg_job_answer *a)
+{
+    struct kg_serve *s = job->serve;
+    uint64_t n = kg_answer_bytes(&a->answer);
+
+    if (job->task.call.stream)
+        return;
+    s->piled_bytes += n - a->piled_bytes;
+    a->piled_bytes = n;
+    if (s->piled_bytes + kg_http_unsent_bytes(s->http) > s->parts.conf->replies_bytes)
+        cut_largest(s);
+}
+
 static void job_free(struct kg_job *job)
 {
     struct kg_serve *s = job->serve;
@@ -67,8 +119,9 @@ static void job_free(struct kg_job *job)
     if (job->next != NULL)
         job->next->prev = job->prev;
     s->n_jobs--;
-    for (uint32_t i = 0; job->answers != NULL && i < job->n_answers; i++)
-        kg_answer_close(&job->answers[i].answer);
+    release_piles(job);
+    if (job->pause_timer != NULL)
+        event_free(job->pause_timer);
     free(job->answers);
     kg_call_free(&job->task.call);
     if (job->has_body)
@@ -91,6 +144,30 @@ void kg_job_cancel(struct kg_job *job)
     }
 }
 
+/* Its reader stayed behind for pause_ms. */
+static void on_paused_too_long(evutil_socket_t fd, short what, void *arg)
+{
+    struct kg_job *job = arg;
+
+    (void)fd;
+    (void)what;
+    if (job->req == NULL || !job->paused)
+        return;
+    kg_job_cut(job);
+    job_free_if_over(job);
+}
+
+static void watch_pause(struct kg_job *job)
+{
+    uint32_t ms = job->serve->parts.conf->pause_ms;
+    struct timeval tv = {.tv_sec = ms / 1000, .tv_usec = (suseconds_t)(ms % 1000) * 1000};
+
+    if (job->pause_timer == NULL)
+        job->pause_timer = evtimer_new(job->serve->base, on_paused_too_long, job);
+    if (job->pause_timer != NULL)
+        (void)evtimer_add(job->pause_timer, &tv);
+}
+
 void kg_job_pause(struct kg_job *job, bool paused)
 {
     struct kg_serve *s = job->serve;
@@ -101,7 +178,10 @@ void kg_job_pause(struct kg_job *job, bool paused)
     if (paused) {
         kg_add(&s->cells[KG_SC_PAUSED], 1);
         s->n_paused += job->n_live;
+        watch_pause(job);
     } else {
+        if (job->pause_timer != NULL)
+            (void)evtimer_del(job->pause_timer);
         s->n_paused -= job->n_live;
         s->busy_since_ns = kg_engine_now(s->parts.engine); /* it could not advance till now */
     }
@@ -336,6 +416,10 @@ static void take_tokens(struct kg_job *job, uint32_t i, const struct kg_event *e
         kg_histo_observe(&s->histos[KG_SH_ITL], (double)(now - a->last_ns) / 1e9);
     a->last_ns = now;
     rc = kg_answer_tokens(&a->answer, ev->tokens, ev->n, ev->logprobs, ev->n_logprobs);
+    if (rc >= 0)
+        count_pile(job, a);
+    if (job->failed)
+        return;
     if (rc == 1 && !was_stopped)
         kg_engine_finish(s->parts.engine, ev->id, a->answer.n_tokens);
     if (rc >= 0) {
@@ -435,6 +519,8 @@ void kg_job_event(struct kg_serve *s, const struct kg_event *ev)
         struct kg_api_error err = {0};
         (void)kg_call_no_memory(&err);
         kg_job_fail(job, &err);
+    } else if (ev->type == KG_EVENT_ECHO) {
+        count_pile(job, &job->answers[i]);
     }
 }
 

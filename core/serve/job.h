@@ -9,9 +9,9 @@ struct kg_job_answer {
     struct kg_answer answer;
     uint32_t slot; /* KG_NONE: not in the engine */
     bool unsent;   /* tokens came since the last send */
-    bool counted;  /* its prompt is in usage */
     uint32_t n_cached;
-    uint64_t last_ns; /* monotonic, of its last tokens; 0 none yet */
+    uint64_t piled_bytes; /* counted in serve->piled_bytes */
+    uint64_t last_ns;     /* monotonic, of its last tokens; 0 none yet */
 };
 
 struct kg_job {
@@ -31,9 +31,10 @@ struct kg_job {
     struct kg_job_answer *answers; /* [n_answers], NULL before submit */
     char id[160];
     struct kg_envelope envelope;
-    bool began;  /* stream: status and headers went out */
-    bool paused; /* its sequences are paused for a slow reader */
-    bool failed; /* an error was answered; late events do nothing */
+    bool began;                /* stream: status and headers went out */
+    bool paused;               /* its sequences are paused for a slow reader */
+    struct event *pause_timer; /* cuts it when it stays paused; NULL before the first pause */
+    bool failed;               /* an error was answered; late events do nothing */
 
     uint64_t start_ns, first_ns; /* monotonic: request, first tokens (0 none) */
     uint32_t n_preempted;
@@ -48,6 +49,8 @@ void kg_job_fail(struct kg_job *job, const struct kg_api_error *err);
 void kg_job_send(struct kg_job *job, uint32_t index);
 /* All sequences are done: the whole answer, or the end of the stream. */
 void kg_job_finish(struct kg_job *job);
+/* Cuts the connection of a client that reads too slowly, and cancels. */
+void kg_job_cut(struct kg_job *job);
 /* Cancels the sequences in the engine. */
 void kg_job_cancel(struct kg_job *job);
 /* Pauses or resumes the sequences in the engine. */

@@ -32,6 +32,18 @@ static void write_note(struct kg_job *job, const char *finish)
     kg_http_req_set_note(job->req, job->note);
 }
 
+void kg_job_cut(struct kg_job *job)
+{
+    struct kg_http_req *req = job->req;
+
+    kg_add(&job->serve->cells[KG_SC_SLOW_CUT], 1);
+    write_note(job, "slow_reader");
+    job->failed = true;
+    job->req = NULL;
+    kg_http_cut(req);
+    kg_job_cancel(job);
+}
+
 /* Sends the scratch buffer as one event. Looks after slow readers. */
 static void send_event(struct kg_job *job)
 {
@@ -53,13 +65,7 @@ static void send_event(struct kg_job *job)
     job->began = true;
     unsent = kg_http_stream_send(job->req, b->data, b->len);
     if (unsent > s->parts.conf->out_hard_bytes) {
-        struct kg_http_req *req = job->req;
-        kg_add(&s->cells[KG_SC_SLOW_CUT], 1);
-        write_note(job, "slow_reader");
-        job->failed = true;
-        job->req = NULL;
-        kg_http_cut(req);
-        kg_job_cancel(job);
+        kg_job_cut(job);
     } else if (unsent > s->parts.conf->out_soft_bytes) {
         kg_job_pause(job, true);
     }

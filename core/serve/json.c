@@ -54,6 +54,7 @@ int kg_api_fail(struct kg_api_error *err, int status, const char *code, const ch
 }
 
 #define SCAN_MAX_DEPTH 1024
+#define CONTAINER_VALUES 8 /* parsed, {} and [] take about eight numbers' memory */
 
 /* One open array or object, outermost first. */
 struct level {
@@ -67,6 +68,7 @@ struct scan {
     const char *text;
     size_t n, at;
     uint32_t depth;
+    uint64_t values; /* so far, containers counted several times */
     struct level levels[SCAN_MAX_DEPTH];
 };
 
@@ -188,7 +190,8 @@ static void scan_mark(struct scan *s, char c)
     }
 }
 
-int kg_json_scan(const char *text, size_t n, uint32_t max_depth, struct kg_api_error *err)
+int kg_json_scan(const char *text, size_t n, uint32_t max_depth, uint32_t max_values,
+                 struct kg_api_error *err)
 {
     struct scan s;
 
@@ -196,8 +199,15 @@ int kg_json_scan(const char *text, size_t n, uint32_t max_depth, struct kg_api_e
     s.n = n;
     s.at = 0;
     s.depth = 0;
+    s.values = 0;
     while (s.at < n) {
         char c = text[s.at];
+        s.values += c == ',' ? 1 : c == '[' || c == '{' ? CONTAINER_VALUES : 0;
+        if (s.values > max_values) {
+            char what[64];
+            (void)snprintf(what, sizeof(what), "more than %u values", max_values);
+            return scan_refuse(&s, err, what);
+        }
         if (c == '"') {
             int rc = scan_string_at(&s, err);
             if (rc != KG_OK)
@@ -223,7 +233,7 @@ int kg_json_scan(const char *text, size_t n, uint32_t max_depth, struct kg_api_e
     return KG_OK;
 }
 
-int kg_json_load(const char *text, size_t n, uint32_t max_depth, json_t **root,
+int kg_json_load(const char *text, size_t n, uint32_t max_depth, uint32_t max_values, json_t **root,
                  struct kg_api_error *err)
 {
     json_error_t e;
@@ -233,10 +243,14 @@ int kg_json_load(const char *text, size_t n, uint32_t max_depth, json_t **root,
 
     if (n == 0)
         return kg_api_refuse(err, "", "the body is empty; a JSON object was expected");
-    rc = kg_json_scan(text, n, max_depth, err);
+    rc = kg_json_scan(text, n, max_depth, max_values, err);
     if (rc != KG_OK)
         return rc;
     v = json_loadb(text, n, JSON_ALLOW_NUL | JSON_DECODE_ANY, &e);
+    if (v == NULL && (json_error_code(&e) == json_error_out_of_memory || e.text[0] == '\0')) {
+        (void)kg_api_fail(err, 500, "out_of_memory", "", "the server is out of memory");
+        return KG_ENOMEM;
+    }
     if (v == NULL)
         return kg_api_fail(err, 400, "invalid_json", "",
                            "the body is not valid JSON: line %d, column %d: %s", e.line, e.column,

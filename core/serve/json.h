@@ -30,13 +30,15 @@ __attribute__((format(printf, 5, 6))) int kg_api_fail(struct kg_api_error *err, 
 
 /*
  * Looks over a text that should be JSON without building anything: nesting up to max_depth
- * (<= 1024), strings in UTF-8 with paired surrogates. The error names the field where it is.
+ * (<= 1024), at most max_values values (an array or object counts as 8, as it costs that much
+ * memory), strings in UTF-8 with paired surrogates. The error names the field where it is.
  * It does not prove the text is JSON.
  */
-int kg_json_scan(const char *text, size_t n, uint32_t max_depth, struct kg_api_error *err);
+int kg_json_scan(const char *text, size_t n, uint32_t max_depth, uint32_t max_values,
+                 struct kg_api_error *err);
 
 /* Scan and parse; the root must be an object. *root is the caller's (json_decref). */
-int kg_json_load(const char *text, size_t n, uint32_t max_depth, json_t **root,
+int kg_json_load(const char *text, size_t n, uint32_t max_depth, uint32_t max_values, json_t **root,
                  struct kg_api_error *err);
 
 /*

@@ -20,6 +20,7 @@
 
 static void on_engine(evutil_socket_t fd, short what, void *arg)
 {
+    struct timeval soon = {0, 0};
     struct kg_serve *s = arg;
     struct kg_event ev;
 
@@ -33,7 +34,9 @@ static void on_engine(evutil_socket_t fd, short what, void *arg)
         kg_job_event(s, &ev);
     }
     kg_jobs_send(s);
-    event_active(s->engine_event, EV_READ, 0);
+    /* A timer and not event_active: an event made active here would run before the loop looks at
+     * its sockets again, and a quick engine would keep them waiting for ever. */
+    (void)event_add(s->more_event, &soon);
 }
 
 static void on_prep(evutil_socket_t fd, short what, void *arg)
@@ -149,13 +152,15 @@ static int open_events(struct kg_serve *s, struct kg_error *err)
         return kg_fail(err, KG_EIO, "eventfd: %s", strerror(errno));
     s->engine_event =
         event_new(b, kg_engine_fd(s->parts.engine), EV_READ | EV_PERSIST, on_engine, s);
+    s->more_event = evtimer_new(b, on_engine, s);
     s->stop_event = event_new(b, s->stop_fd, EV_READ | EV_PERSIST, on_stop, s);
     s->drain_timer = event_new(b, -1, EV_PERSIST, on_drain_tick, s);
     s->term_event = evsignal_new(b, SIGTERM, on_signal, s);
     s->int_event = evsignal_new(b, SIGINT, on_signal, s);
     s->hup_event = evsignal_new(b, SIGHUP, on_signal, s);
-    good = s->engine_event != NULL && s->stop_event != NULL && s->drain_timer != NULL &&
-           s->term_event != NULL && s->int_event != NULL && s->hup_event != NULL;
+    good = s->engine_event != NULL && s->more_event != NULL && s->stop_event != NULL &&
+           s->drain_timer != NULL && s->term_event != NULL && s->int_event != NULL &&
+           s->hup_event != NULL;
     good = good && event_add(s->engine_event, NULL) == 0 && event_add(s->stop_event, NULL) == 0;
     /* From here on a signal is a message to the loop, also before it runs. */
     good = good && event_add(s->term_event, NULL) == 0 && event_add(s->int_event, NULL) == 0 &&
@@ -211,14 +216,14 @@ int kg_serve_create(const struct kg_serve_parts *parts, struct kg_serve **serve,
 
 void kg_serve_destroy(struct kg_serve *s)
 {
-    struct event *events[9];
+    struct event *events[10];
 
     if (s == NULL)
         return;
     memcpy(events,
-           (struct event *[9]){s->engine_event, s->stop_event, s->drain_timer, s->term_event,
-                               s->int_event, s->hup_event, s->prep_events[0], s->prep_events[1],
-                               NULL},
+           (struct event *[10]){s->engine_event, s->more_event, s->stop_event, s->drain_timer,
+                                s->term_event, s->int_event, s->hup_event, s->prep_events[0],
+                                s->prep_events[1], NULL},
            sizeof(events));
     kg_prep_destroy(s->prep); /* from here on nobody else reads a body */
     kg_jobs_free(s);

@@ -60,12 +60,14 @@ struct kg_serve {
     struct kg_http *http;
     struct kg_prep *prep;
     struct kg_tok_scratch *scratch; /* the loop's own */
-    struct event *engine_event, *stop_event, *term_event, *int_event, *hup_event, *drain_timer;
+    struct event *engine_event, *more_event, *stop_event, *term_event, *int_event, *hup_event,
+        *drain_timer;
     struct event *prep_events[2];
     int stop_fd; /* eventfd of kg_serve_stop */
 
     struct kg_slot *slots; /* [conf->max_queue] */
     uint32_t n_slots, free_slot, n_live;
+    uint64_t piled_bytes;   /* of plain answers, not written yet */
     uint32_t n_paused;      /* sequences paused for slow readers */
     uint64_t busy_since_ns; /* backend clock: when n_live last rose from 0 */
     struct kg_job *jobs;    /* all of them */

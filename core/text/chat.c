@@ -153,6 +153,9 @@ enum kg_role kg_message_role(struct kg_writer *w, json_t *message, size_t i)
         kg_writer_bad(w, "messages[%zu].role: a string is required", i);
         return KG_ROLE_USER;
     }
+    /* Also where the role has no use for them: a wrong type is a mistake of the client. */
+    (void)kg_message_string(w, message, i, "name");
+    (void)kg_message_string(w, message, i, "tool_call_id");
     for (size_t k = 0; k < sizeof(roles) / sizeof(roles[0]); k++) {
         if (strcmp(role, roles[k].name) == 0) {
             return roles[k].role;

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import tempfile
 
@@ -154,6 +155,36 @@ def test_a_reader_that_never_reads_is_cut_and_its_units_return():
         server.wait_for(server.is_idle)
         assert server.metric("kedge:http_responses_total", status="gone") == 1
         stream.kill()
+
+
+def test_readers_that_stay_behind_do_not_keep_others_from_their_turn():
+    conf = {"server": {"out_soft_bytes": "8k", "out_hard_bytes": "64m", "write_ms": 60000,
+                       "pause_ms": 300},
+            "engine": {"max_seqs": 2}, "exec-null": {"max_context": 65536, "base_ns": 5000}}
+    with kedge.Server(conf) as server:
+        slow = [server.stream(COMPLETIONS, {**LONG, "max_tokens": 60000}, rcvbuf=4096)
+                for _ in range(2)]
+        server.wait_for(lambda: server.metric("kedge:sequences_paused"), 2)
+        third = server.stream(COMPLETIONS, {"prompt": [9], "max_tokens": 5, "temperature": 0,
+                                            "return_token_ids": True})
+        third.sock.setblocking(False)
+        answered = False
+        while not answered:  # both go on reading, too slowly for their streams to move
+            for s in slow:
+                try:
+                    s.sock.recv(1)
+                except OSError:
+                    pass
+            try:
+                answered = third.sock.recv(1, socket.MSG_PEEK) != b""
+            except BlockingIOError:
+                server.ok("/health")
+        third.sock.settimeout(kedge.DEADLINE)
+        assert kedge.gather(list(third))[0]["ids"] == kedge.scripted([9], 5, stop=kedge.STOP_IDS)
+        assert server.metric("kedge:http_slow_readers_cut_total") == 2
+        for s in slow:
+            s.kill()
+        server.wait_for(server.is_idle)
 
 
 def test_health_says_when_the_engine_makes_no_progress_with_work_queued():

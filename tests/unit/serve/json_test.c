@@ -16,7 +16,7 @@ static int load(const char *text, size_t n, struct kg_api_error *err)
     int rc;
 
     *err = (struct kg_api_error){0};
-    rc = kg_json_load(text, n, 64, &root, err);
+    rc = kg_json_load(text, n, 64, 1u << 21, &root, err);
     json_decref(root);
     return rc;
 }
@@ -37,6 +37,22 @@ static void deep_nesting_is_refused_before_it_is_parsed(void **state)
     assert_int_equal(err.status, 400);
     assert_non_null(strstr(err.message, "64 levels"));
     assert_memory_equal(err.param, "a[0][0]", 7);
+}
+
+static void a_body_of_too_many_values_is_refused_before_it_is_parsed(void **state)
+{
+    struct kg_api_error err = {0};
+
+    (void)state;
+    assert_int_equal(kg_json_scan("{\"a\":[1,2,3,4]}", 15, 64, 19, &err), KG_OK);
+    assert_int_equal(kg_json_scan("{\"a\":[1,2,3,4]}", 15, 64, 18, &err), KG_EINVAL);
+    assert_int_equal(err.status, 400);
+    assert_string_equal(err.param, "a[2]");
+    assert_non_null(strstr(err.message, "more than 18 values"));
+    /* An empty object costs as much memory as eight numbers. */
+    assert_int_equal(kg_json_scan("{\"a\":[{},{}]}", 13, 64, 32, &err), KG_EINVAL);
+    /* What is inside a string is no value. */
+    assert_int_equal(kg_json_scan("{\"a\":\"[,,,,,,,,,,,,\"}", 21, 64, 8, &err), KG_OK);
 }
 
 static void broken_utf8_is_refused_with_the_name_of_its_field(void **state)
@@ -132,7 +148,7 @@ static void reads_check_type_and_range_and_name_the_field(void **state)
     const json_t *v = NULL;
 
     (void)state;
-    assert_int_equal(kg_json_load(text, sizeof(text) - 1, 64, &root, &err), KG_OK);
+    assert_int_equal(kg_json_load(text, sizeof(text) - 1, 64, 1u << 21, &root, &err), KG_OK);
     assert_int_equal(kg_json_u32(root, "", "u", 0, 7, &u, &err), KG_OK);
     assert_int_equal(u, 7);
     assert_int_equal(kg_json_u32(root, "", "w", 7, 9, &u, &err), KG_OK);
@@ -165,6 +181,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(deep_nesting_is_refused_before_it_is_parsed),
+        cmocka_unit_test(a_body_of_too_many_values_is_refused_before_it_is_parsed),
         cmocka_unit_test(broken_utf8_is_refused_with_the_name_of_its_field),
         cmocka_unit_test(text_that_is_no_json_object_is_refused),
         cmocka_unit_test(good_bodies_are_taken),
