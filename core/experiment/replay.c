@@ -311,8 +311,8 @@ static int move_on(struct run *r)
 {
     uint64_t t = now(r), next = r->n_heap > 0 ? r->heap[0].at_ns : UINT64_MAX;
 
-    if (next <= t) {
-        return 1;
+    if (next <= t) { /* due already: held back by max_live, or not looked at yet */
+        return !(r->c->saturate && r->n_live >= r->c->max_live);
     }
     if (r->is_virtual) {
         if (next != UINT64_MAX) {

@@ -64,6 +64,7 @@ static int read_pair(struct reader *r, const char *key, char *value)
     } keys[] = {{"decode_context_ns", &c->decode_context_ns},
                 {"prefill_context_ns", &c->prefill_context_ns},
                 {"state_copy_ns", &c->state_copy_ns},
+                {"move_mib_ns", &c->move_mib_ns},
                 {"draft_ns", &c->draft_ns}};
 
     if (strcmp(key, "rows") == 0) {
@@ -170,6 +171,7 @@ uint64_t sim_cost_step(const struct sim_cost *cost, const struct sim_work *work)
     ns += cost->decode_context_ns * work->decode_context;
     ns += cost->prefill_context_ns * work->prefill_context;
     ns += cost->state_copy_ns * work->copies;
+    ns += cost->move_mib_ns * work->moved_mib;
     ns += work->drafted ? cost->draft_ns : 0;
     return (uint64_t)(ns + 0.5);
 }

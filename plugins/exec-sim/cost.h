@@ -7,10 +7,11 @@
  * falling decode_context_ns X        per decoding sequence and token of its context
  *     prefill_context_ns X       per prompt row and token before it
  *     state_copy_ns X            per state copied or checkpoint written
+ *     move_mib_ns X              per MiB of units that changed place
  *     draft_ns X                 per step that drafted
  *
  *     step = rows(R) + decode_context_ns * sum(context) + prefill_context_ns * sum(row's context)
- *            + state_copy_ns * copies + draft_ns
+ *            + state_copy_ns * copies + move_mib_ns * MiB + draft_ns
  *
  * rows(R) is linear between the points; below the first it is the first, and a table that does not
  * reach the configured step_tokens is refused. So the step time never falls when anything rises.
@@ -27,7 +28,7 @@ struct sim_cost {
     uint32_t n;
     uint32_t rows[SIM_COST_POINTS];
     double ns[SIM_COST_POINTS];
-    double decode_context_ns, prefill_context_ns, state_copy_ns, draft_ns;
+    double decode_context_ns, prefill_context_ns, state_copy_ns, move_mib_ns, draft_ns;
 };
 
 /* What a step carries. */
@@ -35,6 +36,7 @@ struct sim_work {
     uint64_t rows;
     double decode_context;  /* tokens, over decoding sequences */
     double prefill_context; /* tokens, over prompt rows */
+    double moved_mib;
     uint32_t copies, drafted;
 };
 

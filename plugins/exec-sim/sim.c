@@ -282,6 +282,7 @@ static int apply(struct kg_exec *x, const struct kg_move *moves, uint32_t n_move
             m->to >= x->layout.max_slots[m->kind] || m->from == m->to) {
             return KG_EINVAL;
         }
+        x->moved_bytes += x->layout.stride[m->kind];
     }
     for (uint32_t i = 0; i < n_changes; i++) {
         const struct kg_table_change *c = &changes[i];

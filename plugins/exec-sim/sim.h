@@ -58,6 +58,7 @@ struct kg_exec {
     size_t n_logprobs, used_logprobs;
     const struct kg_batch *batch;      /* in flight */
     struct sim_work work;              /* of the step in flight */
+    uint64_t moved_bytes;              /* since the last step */
     uint64_t t_submit, stamp, drafted; /* drafted: rows of draft() since the last step */
     _Atomic uint64_t now_ns;           /* virtual clock */
 };

@@ -169,8 +169,9 @@ int sim_submit(struct kg_exec *x, const struct kg_batch *batch, struct kg_error 
     x->batch = batch;
     x->t_submit = sim_now(x);
     x->used_logprobs = 0;
-    x->work = (struct sim_work){.drafted = x->drafted > 0};
-    x->drafted = 0;
+    x->work =
+        (struct sim_work){.drafted = x->drafted > 0, .moved_mib = (double)x->moved_bytes / 1048576};
+    x->drafted = x->moved_bytes = 0;
     for (uint32_t i = 0; i < batch->n_seqs; i++) {
         run_seq(x, &batch->seqs[i], &x->results[i]);
     }
