@@ -13,8 +13,8 @@
  * rule is stronger than fairness: a tenant that floods the queue for longer than max_wait_ms is
  * served by age; set it to 0 where fairness shall hold in overload.
  */
-#ifndef KEDGE_SCHED_FAIR_H
-#define KEDGE_SCHED_FAIR_H
+#ifndef KEDGE_SCHED_FAIR_FAIR_H
+#define KEDGE_SCHED_FAIR_FAIR_H
 
 #include <kedge/sched.h>
 
