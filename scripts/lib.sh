@@ -83,7 +83,9 @@ install_missing() {
     rm -f /tmp/kedge-apt.$$.log
 }
 
-# build DIR [meson options...]: configures once, builds; quiet unless it fails.
+# build DIR [meson options...]: configures once, builds $build_targets (empty: everything); quiet
+# unless it fails.
+build_targets=()
 build() {
     local dir=$1 log
     shift
@@ -94,7 +96,7 @@ build() {
             return 1
         }
     fi
-    ninja -C "$dir" >"$log" 2>&1 || {
+    ninja -C "$dir" "${build_targets[@]}" >"$log" 2>&1 || {
         tail -60 "$log" >&2
         say "error: the build in $dir failed (whole log: $log)"
         return 1

@@ -19,7 +19,12 @@ import os
 import shutil
 import sys
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError:
+    # A build without NumPy still builds everything else; without a stamp the next build tries again.
+    print("make_kimi_linear: no numpy, no Kimi-Linear checkpoint; its tests will fail without it")
+    sys.exit(0)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
