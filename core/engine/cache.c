@@ -372,4 +372,5 @@ void kg_cache_stats(struct kg_engine *e)
         s->n_evictable[k] = x.evictable[k];
     }
     s->ghost_bytes = x.ghost_bytes;
+    s->inserts_put_off = x.put_off;
 }

@@ -308,16 +308,12 @@ static void adopt(struct kg_index *ix, uint32_t c, const uint32_t *pages, uint32
     }
 }
 
-/* Follows tokens that are in the index already: k pages of the child v. 0: an equal page is in use
- * and the insertion must wait. */
-static int follow(struct kg_index *ix, struct kg_index_path *path, uint32_t v, uint32_t k,
-                  const uint32_t *pages, int last, uint32_t *out)
+/* Follows tokens that are in the index already: k pages of the child v. */
+static void follow(struct kg_index *ix, struct kg_index_path *path, uint32_t v, uint32_t k,
+                   const uint32_t *pages, uint32_t *out)
 {
     uint32_t used = ix->nodes[v].locks > 0;
 
-    if (used && !last) {
-        return 0;
-    }
     if (k < ix->nodes[v].n_pages) {
         v = kg_ix_split(ix, v, k);
     }
@@ -329,7 +325,6 @@ static int follow(struct kg_index *ix, struct kg_index_path *path, uint32_t v, u
         kg_ix_set_ghost(ix, v, 0);
     }
     advance(ix, path, v);
-    return 1;
 }
 
 /* New tokens: behind the tip where nothing else hangs on its end, else as a child of it. */
@@ -371,10 +366,12 @@ uint32_t kg_index_append(struct kg_index *ix, struct kg_index_path *path, const 
             i = n;
             break;
         }
-        uint32_t k = kg_ix_common(ix, v, rest, n - i);
-        if (!follow(ix, path, v, k, pages + i, last, out + i)) {
+        if (ix->nodes[v].locks > 0 && !last) {
+            ix->stats.put_off++;
             break;
         }
+        uint32_t k = kg_ix_common(ix, v, rest, n - i);
+        follow(ix, path, v, k, pages + i, out + i);
         i += k;
     }
     return i;

@@ -72,6 +72,7 @@ struct kg_index_stats {
     uint64_t inserted[KG_N_KINDS];  /* units taken in */
     uint64_t replaced;              /* pages handed back because an equal one was brought */
     uint64_t skipped;               /* insertions and donations refused for want of a place */
+    uint64_t put_off;               /* insertions that stopped at equal pages in use */
     uint64_t ghosts_dropped;        /* ghost pages forgotten */
     uint64_t ghost_bytes;           /* now */
     uint32_t cached[KG_N_KINDS];    /* units in the index, now */

@@ -251,6 +251,32 @@ static void sizes_that_cannot_work_are_refused_at_create(void **state)
     rig_close(&r);
 }
 
+/* Equal requests at once: the second's pages wait for the first's. To ask anew each step would cost
+ * each step the length of the request. */
+static void equal_requests_at_once_ask_the_index_once_a_page(void **state)
+{
+    (void)state;
+    struct kg_engine_stats stats;
+    struct rig r;
+    rig_open(&r, &(struct rig_conf){.page_tokens = 8});
+    assert_int_equal(rig_submit(&r, 1, 21, 100, NULL), KG_OK);
+    struct rig_out *o = &r.outs[2];
+    *o = (struct rig_out){.n_prompt = 21, .max_tokens = 90, .submitted = 1};
+    rig_prompt(o->tokens, 21, 1, r.vocab);
+    struct kg_request q = {.id = 2, .tokens = o->tokens, .n_prompt = 21, .max_tokens = 90};
+    struct kg_error err = {0};
+    assert_int_equal(kg_engine_submit(r.engine, &q, &err), KG_OK);
+    r.n_open++;
+    rig_run(&r, 300);
+    rig_assert_true(&r, 1);
+    rig_assert_true(&r, 2);
+    assert_memory_equal(r.outs[1].tokens, o->tokens, (21 + 90) * sizeof(uint32_t));
+    kg_engine_stats(r.engine, &stats);
+    assert_in_range(stats.inserts_put_off, 1, (21 + 90) / 8);
+    rig_assert_empty(&r);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -264,6 +290,7 @@ int main(void)
         cmocka_unit_test(a_wrong_field_is_named),
         cmocka_unit_test(a_full_engine_says_come_back_and_does),
         cmocka_unit_test(sizes_that_cannot_work_are_refused_at_create),
+        cmocka_unit_test(equal_requests_at_once_ask_the_index_once_a_page),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
