@@ -193,6 +193,7 @@ static void donate(struct kg_engine *e, struct kg_req *r, const struct kg_order 
     }
     own(e, KG_STATE, &o->unit, 1);
     e->stats.ckpt_written++;
+    r->job->done.n_checkpoints++;
     if (why == KG_CKPT_WHY_ANSWER && r->answer > 0) {
         withdraw(e, r);
     }

@@ -143,7 +143,8 @@ struct kg_event {
     int rc;                                /* enum kg_rc */
     char text[200];                        /* for errors and refusals */
     uint32_t n_prompt, n_output, n_cached; /* tokens; n_cached came from the prefix cache */
-    uint32_t n_lost; /* prompt tokens whose pages were cached, lost for want of a state */
+    uint32_t n_lost;        /* prompt tokens whose pages were cached, lost for want of a state */
+    uint32_t n_checkpoints; /* states it gave to the prefix index */
     uint32_t n_drafted, n_verified, n_accepted, n_preempted;
     uint64_t arrival_ns, admitted_ns, first_ns, done_ns; /* backend clock; 0: did not happen */
 };

@@ -216,7 +216,10 @@ static int take_done(struct run *r, const struct kg_event *ev)
 
     set_outcome(row, ev);
     row->n_output = ev->n_output;
-    row->hit_page = row->hit_state = row->reused = ev->n_cached;
+    row->reused = row->hit_state = ev->n_cached; /* a state counts where its pages are there too */
+    row->lost = ev->n_lost;
+    row->hit_page = ev->n_cached + ev->n_lost;
+    row->n_checkpoints = ev->n_checkpoints;
     row->n_preempted = ev->n_preempted;
     row->n_drafted = ev->n_drafted;
     row->n_verified = ev->n_verified;

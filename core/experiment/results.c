@@ -274,8 +274,14 @@ static void put_memory(struct kg_buf *b, const struct kg_replay_result *r)
         (void)kg_buf_printf(b, ",\"%s\":{\"mean\":%.0f,\"max\":%llu}", class_words[k], mean,
                             ULL(r->bytes[k].max));
     }
-    (void)kg_buf_printf(b, "},\"relocations\":{\"moves\":%llu,\"bytes\":%llu}", ULL(r->stats.moves),
-                        ULL(r->stats.moved_bytes));
+    (void)kg_buf_printf(b,
+                        "},\"evictions\":{\"pages\":%llu,\"states\":%llu},\"relocations\":{"
+                        "\"moves\":%llu,\"bytes\":%llu},\"checkpoints\":{\"written\":%llu,"
+                        "\"unused\":%llu,\"skipped\":%llu,\"pruned\":%llu}",
+                        ULL(r->stats.evicted[KG_PAGE]), ULL(r->stats.evicted[KG_STATE]),
+                        ULL(r->stats.moves), ULL(r->stats.moved_bytes), ULL(r->stats.ckpt_written),
+                        ULL(r->stats.ckpt_unused), ULL(r->stats.ckpt_skipped),
+                        ULL(r->stats.ckpt_pruned));
 }
 
 int kg_results_summary(const struct kg_replay_result *result, const struct kg_results_about *about,
@@ -356,9 +362,15 @@ int kg_results_text(const struct kg_replay_result *result, const struct kg_resul
     text_quantiles(b, "queue", &s->queue);
     text_quantiles(b, "step", &s->step);
     text_memory(b, result);
-    (void)kg_buf_printf(b, "moved        %llu units, %.1f MiB; %llu preemptions\n",
-                        ULL(result->stats.moves), (double)result->stats.moved_bytes / 1048576,
-                        ULL(s->preemptions));
+    (void)kg_buf_printf(b, "checkpoints  %llu written, %llu skipped, %llu pruned\n",
+                        ULL(result->stats.ckpt_written), ULL(result->stats.ckpt_skipped),
+                        ULL(result->stats.ckpt_pruned));
+    (void)kg_buf_printf(b,
+                        "evicted      %llu pages, %llu states; %llu preemptions; %llu units moved, "
+                        "%.1f MiB\n",
+                        ULL(result->stats.evicted[KG_PAGE]), ULL(result->stats.evicted[KG_STATE]),
+                        ULL(s->preemptions), ULL(result->stats.moves),
+                        (double)result->stats.moved_bytes / 1048576);
     return kg_buf_printf(b,
                          "expansion    %.1f %% of partial blocks and %.1f %% of answers taken from "
                          "the continuation\n",
