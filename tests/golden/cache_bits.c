@@ -1,0 +1,338 @@
+/*
+ * Warm equals cold: a request that finds a beginning of its prompt in the prefix cache gives the
+ * logits bits and the tokens of one that computes everything. Prompts part from a cached one at
+ * every depth; then at random, several at a time, in little memory, with relocation in each step,
+ * preemption and cancellation. Freed units hold NaN.
+ *
+ * KEDGE_FULL=1: all pairs of length and depth up to three pages and two tokens, and 2,000 random
+ * ones per way; else a sample.
+ */
+#include "base/rng.h"
+#include "config.h"
+#include "engine/test.h"
+#include "exec_rig.h"
+#include "stack.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define TOKENS 2048u
+#define N_OUTPUT 3u
+#define MAX_PAIRS 2600u
+
+/* A prompt of `n` tokens that follows the cached one for `depth` tokens. */
+struct pair {
+    uint32_t n, depth;
+    uint32_t n_cached, n_lost, n_got, cancelled, done;
+    uint32_t out[2][N_OUTPUT]; /* cold, warm */
+};
+
+struct way {
+    const char *name, *sets; /* sets: "section.key=value ..." of the warm engine */
+    uint32_t page;           /* effective tokens per page */
+    uint32_t batch, relocate, preempt, cancel_one_in;
+    uint32_t n_sample, n_full; /* random pairs; 0 and 0: the sweep */
+};
+
+struct world {
+    const struct way *way;
+    struct kg_stack *stack;
+    struct kg_config *config;
+    struct kg_engine *engine;
+    struct kg_engine_test test;
+    uint32_t warm, vocab;
+    struct kg_rng rng;
+    struct pair *pairs; /* pairs[0] is the cached prompt itself */
+    uint32_t n_pairs;
+    uint64_t *bits; /* [n_pairs][TOKENS] of the cold run */
+    uint64_t n_compared, n_hits, n_reused;
+};
+
+static struct world w;
+
+/* --- prompts --- */
+
+/* Tokens of pair i: the common ones up to its depth, then its own. */
+static void prompt_of(uint32_t i, uint32_t *tokens)
+{
+    const struct pair *p = &w.pairs[i];
+    struct kg_rng r;
+
+    kg_rng_seed(&r, 1);
+    for (uint32_t k = 0; k < p->n; k++) {
+        if (k == p->depth)
+            kg_rng_seed(&r, 1000 + i);
+        tokens[k] = (uint32_t)kg_rng_below(&r, w.vocab);
+    }
+}
+
+/* All lengths and depths up to three pages and two tokens, or every so many of them. */
+static void fill_sweep(uint32_t page)
+{
+    uint32_t most = 3 * page + 2, skip = xrig_is_full() ? 1 : 11, k = 0;
+
+    for (uint32_t n = 1; n <= most; n++) {
+        for (uint32_t depth = 0; depth < n; depth++) {
+            if (k++ % skip == 0 && w.n_pairs < MAX_PAIRS)
+                w.pairs[w.n_pairs++] = (struct pair){.n = n, .depth = depth};
+        }
+    }
+}
+
+/* Random lengths; depths at and around page boundaries, and anywhere. */
+static void fill_random(uint32_t page, uint32_t n)
+{
+    uint32_t most = 3 * page + 2 < 1200 ? 3 * page + 2 : 1200;
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct pair p = {.n = 1 + (uint32_t)kg_rng_below(&w.rng, most)};
+        uint32_t edge[] = {0, 1, page - 1, page, page + 1, p.n - 1, 2 * page, p.n / 2};
+        uint32_t choice = (uint32_t)kg_rng_below(&w.rng, 10);
+        p.depth = choice < 8 ? edge[choice] : (uint32_t)kg_rng_below(&w.rng, p.n);
+        p.depth = p.depth < p.n ? p.depth : p.n - 1;
+        w.pairs[w.n_pairs++] = p;
+    }
+}
+
+/* --- hooks --- */
+
+static void see_result(void *ctx, const struct kg_seq *seq, const struct kg_seq_result *res)
+{
+    uint64_t *bits = w.bits + seq->id * TOKENS;
+
+    (void)ctx;
+    for (uint32_t j = 0; j < seq->n_rows; j++) {
+        uint64_t h = xrig_hash(res->logits + (size_t)j * w.vocab, w.vocab);
+        if (!w.warm) {
+            bits[seq->past + j] = h;
+        } else if (bits[seq->past + j] != h) {
+            fail_msg("%s: length %u depth %u: logits at %u differ from the cold run", w.way->name,
+                     w.pairs[seq->id].n, w.pairs[seq->id].depth, seq->past + j);
+        }
+        w.n_compared += w.warm;
+    }
+}
+
+/* --- the engine --- */
+
+static void open_engine(const char *sets)
+{
+    char text[1024], *rest = text, *word;
+    struct kg_error err = {0};
+    struct kg_engine_conf conf;
+
+    assert_int_equal(kg_config_create(&w.config), KG_OK);
+    (void)snprintf(text, sizeof(text),
+                   "model.path=%s/models/k3-tiny plugins.dir=%s plugins.exec=cpu "
+                   "plugins.sched=fcfs plugins.spec=off engine.max_seqs=8 engine.step_tokens=256 "
+                   "engine.prefill_chunk=256 memory.bytes=48m exec-cpu.threads=2 log.level=warn %s",
+                   TEST_ROOT, PLUGIN_DIR, sets);
+    while ((word = strsep(&rest, " ")) != NULL) {
+        if (word[0] != '\0')
+            (void)kg_config_set(w.config, word);
+    }
+    if (kg_config_finish(w.config) != KG_OK)
+        fail_msg("%s", kg_config_errors(w.config));
+    if (kg_stack_open(w.config, &w.stack, &err) < 0)
+        fail_msg("%s: %s", w.way->name, err.text);
+    w.vocab = w.stack->desc.vocab;
+    conf = kg_config_conf(w.config)->engine;
+    conf.test = &w.test;
+    conf.debug = 1; /* checks after each step, NaN in what is freed */
+    if (kg_engine_create(&w.stack->parts, &conf, &w.engine, &err) < 0)
+        fail_msg("%s: %s", w.way->name, err.text);
+    if (w.warm)
+        assert_int_equal(kg_engine_layout(w.engine)->page_tokens, w.way->page);
+}
+
+static void close_engine(void)
+{
+    kg_engine_destroy(w.engine);
+    kg_stack_close(w.stack);
+    kg_config_destroy(w.config);
+}
+
+static void submit(uint32_t i)
+{
+    static uint32_t tokens[TOKENS];
+    uint32_t ends[2] = {w.pairs[i].depth, w.pairs[i].n};
+    struct kg_error err = {0};
+
+    prompt_of(i, tokens);
+    uint32_t skip = ends[0] == 0; /* a message of nothing has no end */
+    struct kg_request q = {.id = i,
+                           .tokens = tokens,
+                           .n_prompt = w.pairs[i].n,
+                           .max_tokens = N_OUTPUT,
+                           .boundaries = ends + skip,
+                           .n_boundaries = 2 - skip - (ends[0] == ends[1]),
+                           .sampling = {.temperature = 0.7f, .seed = i}};
+    if (kg_engine_submit(w.engine, &q, &err) < 0)
+        fail_msg("submit: %s", err.text);
+}
+
+static void take_event(const struct kg_event *e)
+{
+    struct pair *p = &w.pairs[e->id];
+
+    if (e->type == KG_EVENT_TOKENS) {
+        memcpy(p->out[w.warm] + p->n_got, e->tokens, e->n * sizeof(uint32_t));
+        p->n_got += e->n;
+    } else if (e->type == KG_EVENT_DONE) {
+        if (e->finish != KG_FINISH_LENGTH && !(e->finish == KG_FINISH_CANCELLED && p->cancelled))
+            fail_msg("%s: request %u ended with %u: %s", w.way->name, (uint32_t)e->id, e->finish,
+                     e->text);
+        p->cancelled = e->finish == KG_FINISH_CANCELLED;
+        p->done = 1;
+        p->n_cached = e->n_cached;
+        p->n_lost = e->n_lost;
+    }
+}
+
+/* Pairs from..to-1, `batch` at a time. */
+static void drive(uint32_t from, uint32_t to, uint32_t batch, uint32_t cancel_one_in)
+{
+    struct kg_error err = {0};
+    struct kg_event e;
+    uint32_t next = from, n_open = 0;
+
+    for (uint32_t i = from; i < to; i++)
+        w.pairs[i].n_got = w.pairs[i].done = 0;
+    while (next < to || n_open > 0) {
+        for (; next < to && n_open < batch; next++, n_open++)
+            submit(next);
+        if (cancel_one_in > 0 && kg_rng_below(&w.rng, cancel_one_in) == 0) {
+            uint32_t victim = from + (uint32_t)kg_rng_below(&w.rng, next - from);
+            w.pairs[victim].cancelled |= !w.pairs[victim].done;
+            kg_engine_cancel(w.engine, victim);
+        }
+        if (kg_engine_step(w.engine, &err) < 0)
+            fail_msg("%s: %s", w.way->name, err.text);
+        while (kg_engine_next(w.engine, &e) == KG_OK) {
+            take_event(&e);
+            n_open -= e.type == KG_EVENT_DONE;
+        }
+    }
+}
+
+/* --- cold, then warm --- */
+
+static void check_pair(uint32_t i)
+{
+    const struct pair *p = &w.pairs[i];
+    uint32_t page = w.way->page, most = p->depth < p->n - 1 ? p->depth : p->n - 1;
+
+    if (!p->cancelled && memcmp(p->out[0], p->out[1], sizeof(p->out[0])) != 0)
+        fail_msg("%s: length %u depth %u: tokens differ from the cold run", w.way->name, p->n,
+                 p->depth);
+    w.n_hits += p->n_cached > 0;
+    w.n_reused += p->n_cached;
+    if (w.way->n_full == 0) { /* the sweep: all there is to find is found, to the page */
+        assert_int_equal(p->n_cached, most / page * page);
+        assert_int_equal(p->n_lost, 0);
+    }
+}
+
+static void run_way(const struct way *way)
+{
+    uint32_t full = xrig_is_full(), n = full ? way->n_full : way->n_sample;
+    struct kg_engine_stats s;
+
+    w = (struct world){.way = way, .pairs = calloc(MAX_PAIRS, sizeof(*w.pairs))};
+    assert_non_null(w.pairs);
+    kg_rng_seed(&w.rng, 5);
+    w.pairs[w.n_pairs++] = (struct pair){.n = 0};
+    w.pairs[w.n_pairs++] = (struct pair){.n = 4 * way->page < 1700 ? 4 * way->page : 1700};
+    w.pairs[1].depth = w.pairs[1].n;
+    if (n == 0)
+        fill_sweep(way->page);
+    else
+        fill_random(way->page, n);
+    w.bits = calloc((size_t)w.n_pairs * TOKENS, sizeof(*w.bits));
+    assert_non_null(w.bits);
+    w.test = (struct kg_engine_test){.logits = 1, .on_result = see_result};
+    open_engine("plugins.pool=unified memory.page_tokens=32 prefix.enabled=no");
+    drive(1, w.n_pairs, 8, 0);
+    close_engine();
+
+    w.warm = 1;
+    w.test.relocate = way->relocate;
+    w.test.preempt_one_in = way->preempt;
+    w.test.seed = 3;
+    open_engine(way->sets);
+    drive(1, 2, 1, 0);
+    drive(2, w.n_pairs, way->batch, way->cancel_one_in);
+    kg_engine_stats(w.engine, &s);
+    for (uint32_t i = 2; i < w.n_pairs; i++)
+        check_pair(i);
+    close_engine();
+    print_message("  %s: %u pairs, %llu hits, %llu tokens reused, %llu logits rows compared, "
+                  "%llu preemptions, %llu + %llu units evicted, %llu moves\n",
+                  way->name, w.n_pairs - 2, (unsigned long long)w.n_hits,
+                  (unsigned long long)w.n_reused, (unsigned long long)w.n_compared,
+                  (unsigned long long)s.preemptions, (unsigned long long)s.evicted[KG_PAGE],
+                  (unsigned long long)s.evicted[KG_STATE], (unsigned long long)s.moves);
+    assert_true(w.n_hits > 0 && w.n_compared > 0);
+    if (n > 0) {
+        assert_true(s.evicted[KG_PAGE] + s.evicted[KG_STATE] > 0);
+        assert_true(way->preempt == 0 || s.preemptions > 0);
+    }
+    free(w.pairs);
+    free(w.bits);
+}
+
+static void warm_equals_cold_at_every_depth(void **state)
+{
+    static const struct way way = {
+        .name = "sweep, page 16",
+        .sets = "plugins.pool=unified memory.page_tokens=16 prefix.checkpoint=interval "
+                "prefix.interval=16",
+        .page = 16,
+        .batch = 1};
+
+    (void)state;
+    run_way(&way);
+}
+
+static void warm_equals_cold_whatever_happens_between(void **state)
+{
+    static const struct way ways[] = {
+        {"unified, auto",
+         "plugins.pool=unified memory.page_tokens=16 prefix.interval=16 memory.bytes=5m", 16, 6, 2,
+         9, 5, 40, 2000},
+        {"unified, branch, page 64",
+         "plugins.pool=unified memory.page_tokens=64 prefix.checkpoint=branch memory.bytes=3800k",
+         64, 6, 2, 9, 5, 40, 2000},
+        {"split by ratio, boundary",
+         "plugins.pool=split pool-split.style=ratio pool-split.states=12 memory.page_tokens=16 "
+         "prefix.checkpoint=boundary memory.bytes=4200k",
+         16, 6, 2, 9, 5, 40, 2000},
+        {"split by ratio, interval 64, page 64",
+         "plugins.pool=split pool-split.style=ratio pool-split.states=12 memory.page_tokens=64 "
+         "prefix.checkpoint=interval prefix.interval=64 memory.bytes=5m",
+         64, 6, 2, 9, 5, 40, 2000},
+        {"split uniform, auto",
+         "plugins.pool=split pool-split.style=uniform memory.page_tokens=16 prefix.interval=16 "
+         "memory.bytes=6m",
+         88, 6, 2, 9, 5, 30, 2000},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
+        run_way(&ways[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(warm_equals_cold_at_every_depth),
+        cmocka_unit_test(warm_equals_cold_whatever_happens_between),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
