@@ -472,6 +472,8 @@ static void take_done(struct kg_job *job, uint32_t i, const struct kg_event *ev)
     struct kg_api_error err = {0};
 
     a->n_cached = ev->n_cached;
+    a->n_verified = ev->n_verified;
+    a->n_accepted = ev->n_accepted;
     job->n_preempted += ev->n_preempted;
     if (job->failed || job->req == NULL)
         return;

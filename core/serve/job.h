@@ -9,7 +9,7 @@ struct kg_job_answer {
     struct kg_answer answer;
     uint32_t slot; /* KG_NONE: not in the engine */
     bool unsent;   /* tokens came since the last send */
-    uint32_t n_cached;
+    uint32_t n_cached, n_verified, n_accepted;
     uint64_t piled_bytes; /* counted in serve->piled_bytes */
     uint64_t last_ns;     /* monotonic, of its last tokens; 0 none yet */
 };
@@ -38,7 +38,7 @@ struct kg_job {
 
     uint64_t start_ns, first_ns; /* monotonic: request, first tokens (0 none) */
     uint32_t n_preempted;
-    char note[200]; /* for the access log */
+    char note[256]; /* for the access log */
 };
 
 /* job_policy.c: names the tenant, asks the policy, takes over what it set. KG_OK to go on. */

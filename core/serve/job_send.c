@@ -6,10 +6,12 @@
 static struct kg_usage usage_of(const struct kg_job *job)
 {
     const struct kg_call *call = &job->task.call;
-    struct kg_usage u = {0, 0, 0};
+    struct kg_usage u = {0};
 
     for (uint32_t i = 0; i < job->n_answers; i++) {
         u.completion += job->answers[i].answer.n_tokens;
+        u.verified += job->answers[i].n_verified;
+        u.accepted += job->answers[i].n_accepted;
         if (i % call->n != 0)
             continue;
         u.prompt += call->prompts[i / call->n].ids.n;
@@ -26,9 +28,10 @@ static void write_note(struct kg_job *job, const char *finish)
 
     (void)snprintf(job->note, sizeof(job->note),
                    "n=%u prompt_tokens=%llu output_tokens=%llu cached_tokens=%llu ttft_ms=%.1f "
-                   "preempted=%u finish=%s",
+                   "preempted=%u verified=%llu accepted=%llu finish=%s",
                    job->n_answers, (unsigned long long)u.prompt, (unsigned long long)u.completion,
-                   (unsigned long long)u.cached, ttft, job->n_preempted, finish);
+                   (unsigned long long)u.cached, ttft, job->n_preempted,
+                   (unsigned long long)u.verified, (unsigned long long)u.accepted, finish);
     kg_http_req_set_note(job->req, job->note);
 }
 

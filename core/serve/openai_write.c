@@ -55,15 +55,23 @@ void kg_write_open(struct kg_buf *b, const struct kg_envelope *e)
 void kg_write_close(struct kg_buf *b, const struct kg_usage *u, bool with_null)
 {
     kg_buf_putc(b, ']');
-    if (u != NULL)
+    if (u != NULL) {
         kg_buf_printf(b,
                       ",\"usage\":{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,"
-                      "\"total_tokens\":%llu,\"prompt_tokens_details\":{\"cached_tokens\":%llu}}",
+                      "\"total_tokens\":%llu,\"prompt_tokens_details\":{\"cached_tokens\":%llu}",
                       (unsigned long long)u->prompt, (unsigned long long)u->completion,
                       (unsigned long long)(u->prompt + u->completion),
                       (unsigned long long)u->cached);
-    else if (with_null)
+        if (u->verified > 0)
+            kg_buf_printf(b,
+                          ",\"completion_tokens_details\":{\"accepted_prediction_tokens\":%llu,"
+                          "\"rejected_prediction_tokens\":%llu}",
+                          (unsigned long long)u->accepted,
+                          (unsigned long long)(u->verified - u->accepted));
+        kg_buf_putc(b, '}');
+    } else if (with_null) {
         kg_buf_puts(b, ",\"usage\":null");
+    }
     kg_buf_putc(b, '}');
 }
 

@@ -8,6 +8,7 @@
 /* Tokens of an answer, all its choices together. */
 struct kg_usage {
     uint64_t prompt, completion, cached;
+    uint64_t verified, accepted; /* drafts; 0 verified: nothing is said of them */
 };
 
 /* What every object of one answer begins with. */

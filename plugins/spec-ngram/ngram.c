@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define STEP 0.125f   /* weight of a new observation in p */
-#define TRUST 0.75f   /* p of a sequence that has shown nothing */
+#define TRUST 0.625f  /* p of a sequence that has shown nothing */
 #define PROBE 2       /* drafts of a window that tries again */
 #define MAX_DRAFTS 16 /* of the option */
 

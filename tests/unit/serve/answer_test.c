@@ -273,6 +273,16 @@ static void envelopes_and_errors_have_the_published_shape(void **state)
     assert_string_equal(str(v, "object"), "chat.completion.chunk");
     assert_int_equal(
         json_integer_value(json_object_get(json_object_get(v, "usage"), "total_tokens")), 7);
+    assert_null(json_object_get(json_object_get(v, "usage"), "completion_tokens_details"));
+    json_decref(v);
+    u.verified = 9;
+    u.accepted = 5;
+    kg_write_open(&b, &e);
+    kg_write_close(&b, &u, false);
+    v = parse(&b);
+    const json_t *d = json_object_get(json_object_get(v, "usage"), "completion_tokens_details");
+    assert_int_equal(json_integer_value(json_object_get(d, "accepted_prediction_tokens")), 5);
+    assert_int_equal(json_integer_value(json_object_get(d, "rejected_prediction_tokens")), 4);
     json_decref(v);
     kg_write_open(&b, &e);
     kg_write_close(&b, NULL, true);
