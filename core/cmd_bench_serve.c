@@ -329,6 +329,8 @@ static int run_bench(struct kg_bench_conf *c, bool json, struct kg_error *err)
         if (rc == KG_OK && r.completed == 0)
             rc = kg_fail(err, KG_EIO, "no request succeeded");
     }
+    if (c->model == model)
+        c->model = NULL;
     kg_bench_free(reqs, c->num_prompts);
     return rc;
 }

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <ini.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,6 +17,7 @@
 #define LINE_MAX_BYTES 197
 #define NAME_MAX_BYTES 48
 #define MAX_LINES 20000
+#define WHERE_MAX (PATH_MAX + 16) /* "PATH:LINE" with its NUL */
 
 struct source {
     struct kg_config *config;
@@ -234,7 +236,7 @@ static const char *line_fault(struct source *s, const char *line, size_t n)
 static char *read_line(char *out, int num, void *stream)
 {
     struct source *s = stream;
-    char where[300];
+    char where[WHERE_MAX];
 
     if (s->at >= s->n || s->line >= MAX_LINES)
         return NULL;
@@ -260,7 +262,7 @@ static char *read_line(char *out, int num, void *stream)
 static int handle(void *user, const char *section, const char *key, const char *value)
 {
     struct source *s = user;
-    char where[300];
+    char where[WHERE_MAX];
 
     if (s->skipping)
         return 1;
@@ -273,7 +275,7 @@ static int handle(void *user, const char *section, const char *key, const char *
 int kg_config_read_text(struct kg_config *config, const char *name, const char *text, size_t n)
 {
     struct source s = {.config = config, .name = name, .text = text, .n = n};
-    char where[300];
+    char where[WHERE_MAX];
 
     if (n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0)
         s.at = 3;

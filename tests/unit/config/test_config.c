@@ -195,6 +195,21 @@ static void a_zero_byte_ends_no_line_early(void **state)
     kg_config_destroy(c);
 }
 
+static void a_long_path_hides_no_line_number(void **state)
+{
+    static const char text[] = "[server]\nhost\n";
+    char name[1000], want[1100];
+    struct kg_config *c = fresh();
+
+    (void)state;
+    memset(name, 'd', sizeof(name) - 1);
+    name[sizeof(name) - 1] = '\0';
+    (void)snprintf(want, sizeof(want), "%s:2: wanted key = value\n", name);
+    assert_int_equal(kg_config_read_text(c, name, text, sizeof(text) - 1), KG_ECONFIG);
+    assert_string_equal(kg_config_errors(c), want);
+    kg_config_destroy(c);
+}
+
 static void what_is_not_built_is_refused_or_warned_of(void **state)
 {
     static const char text[] = "[prefix]\nenabled = no\ninterval = 512\n[engine]\n"
@@ -404,6 +419,7 @@ int main(void)
         cmocka_unit_test(every_mistake_is_listed_with_its_line),
         cmocka_unit_test(what_inih_would_bend_is_refused),
         cmocka_unit_test(a_zero_byte_ends_no_line_early),
+        cmocka_unit_test(a_long_path_hides_no_line_number),
         cmocka_unit_test(what_is_not_built_is_refused_or_warned_of),
         cmocka_unit_test(values_that_contradict_each_other_are_refused),
         cmocka_unit_test(relative_paths_mean_the_folder_of_the_file),
