@@ -72,6 +72,11 @@ static void print_commands(FILE *to)
                 to);
 }
 
+static int is_help(const char *word)
+{
+    return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+}
+
 int main(int argc, char **argv)
 {
     int known = 0;
@@ -81,8 +86,7 @@ int main(int argc, char **argv)
         print_commands(stderr);
         return KG_EXIT_USAGE;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
-        strcmp(argv[1], "help") == 0) {
+    if (is_help(argv[1]) || strcmp(argv[1], "help") == 0) {
         print_commands(stdout);
         return KG_EXIT_OK;
     }
@@ -98,8 +102,15 @@ int main(int argc, char **argv)
         if (argc > 2 && strcmp(argv[2], c->sub) == 0)
             return c->run(argc - 2, argv + 2);
     }
-    (void)fprintf(stderr, "kedge: %s \"%.60s\"\n\n", known ? "unknown kind of" : "unknown command",
-                  argv[1]);
+    if (known && argc > 2 && is_help(argv[2])) {
+        print_commands(stdout);
+        return KG_EXIT_OK;
+    }
+    if (known)
+        (void)fprintf(stderr, "kedge: %s needs one of the kinds below%s%.60s\n\n", argv[1],
+                      argc > 2 ? ", not " : "", argc > 2 ? argv[2] : "");
+    else
+        (void)fprintf(stderr, "kedge: unknown command \"%.60s\"\n\n", argv[1]);
     print_commands(stderr);
     return KG_EXIT_USAGE;
 }

@@ -57,6 +57,10 @@ def every_listed_command_explains_itself():
         r = run(*name.split(), "--help")
         equal(r.returncode, 0)
         assert r.stdout.startswith("usage: kedge " + name.split()[0]), r.stdout
+    r = run("bench", "--help")
+    assert r.returncode == 0 and "bench step" in r.stdout, r
+    r = run("bench", "nonsense")
+    assert r.returncode == 2 and "bench needs one of the kinds below, not nonsense" in r.stderr, r
 
 
 @case
