@@ -108,6 +108,11 @@ static inline uint32_t kg_tok_find(const struct kg_tok *tok, const struct kg_tok
 /* Fills every table but the pattern from the folder's files. See kg_tok_open. */
 int kg_tok_load(struct kg_tok *tok, const char *dir, struct kg_error *err);
 
+/* The part of it that reads the lines of tiktoken.model, here already in memory; `path` names them
+ * in errors. Tables of an all-zero tok; free them with kg_tok_close also after an error. */
+int kg_tok_ranks(struct kg_tok *tok, const char *path, const struct kg_text *file,
+                 struct kg_error *err);
+
 /* Compiles the split pattern. KG_ECONFIG (pcre2 without Unicode), KG_ENOMEM. */
 int kg_tok_pattern(struct kg_tok *tok, struct kg_error *err);
 

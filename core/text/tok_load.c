@@ -195,8 +195,8 @@ static int fill_ranks(struct kg_tok *tok, const char *path, const struct rank_li
  * Reads the lines of the file. Decoded bytes are fewer than its characters, so the blob fits;
  * control names are appended by add_names.
  */
-static int parse_ranks(struct kg_tok *tok, const char *path, const struct kg_text *file,
-                       struct kg_error *err)
+int kg_tok_ranks(struct kg_tok *tok, const char *path, const struct kg_text *file,
+                 struct kg_error *err)
 {
     uint32_t n_lines = 0;
     for (size_t i = 0; i < file->n; i++) {
@@ -426,7 +426,7 @@ int kg_tok_load(struct kg_tok *tok, const char *dir, struct kg_error *err)
     struct kg_text file = {0};
     int rc = read_file(path, &file, err);
     if (rc == KG_OK) {
-        rc = parse_ranks(tok, path, &file, err);
+        rc = kg_tok_ranks(tok, path, &file, err);
     }
     kg_text_free(&file);
     return rc == KG_OK ? load_controls(tok, dir, err) : rc;
