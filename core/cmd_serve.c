@@ -15,6 +15,7 @@ static void say_ready(const struct kg_serve *serve, int fd)
 
     (void)fputs(line, stdout);
     (void)fflush(stdout);
+    clearerr(stdout); /* whoever started it may have closed that end */
     if (fd >= 0) {
         (void)!write(fd, line, (size_t)n);
         (void)close(fd);

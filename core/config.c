@@ -311,7 +311,7 @@ int kg_config_read(struct kg_config *config, const char *path)
         return KG_ECONFIG;
     }
     kg_buf_init(&text, 1 << 20);
-    while ((got = fread(chunk, 1, sizeof(chunk), f)) > 0)
+    while (text.rc == KG_OK && (got = fread(chunk, 1, sizeof(chunk), f)) > 0)
         (void)kg_buf_add(&text, chunk, got);
     int bad = ferror(f);
     (void)fclose(f);

@@ -77,6 +77,15 @@ static int is_help(const char *word)
     return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
 }
 
+/* What a command printed and nobody could take is no success. */
+static int flushed(int status)
+{
+    if ((fflush(stdout) == 0 && ferror(stdout) == 0) || status != KG_EXIT_OK)
+        return status;
+    (void)fputs("kedge: standard output cannot be written\n", stderr);
+    return KG_EXIT_FAILED;
+}
+
 int main(int argc, char **argv)
 {
     int known = 0;
@@ -98,9 +107,9 @@ int main(int argc, char **argv)
             continue;
         known = 1;
         if (c->sub == NULL)
-            return c->run(argc - 1, argv + 1);
+            return flushed(c->run(argc - 1, argv + 1));
         if (argc > 2 && strcmp(argv[2], c->sub) == 0)
-            return c->run(argc - 2, argv + 2);
+            return flushed(c->run(argc - 2, argv + 2));
     }
     if (known && argc > 2 && is_help(argv[2])) {
         print_commands(stdout);

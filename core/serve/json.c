@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Error texts may quote a client's bytes, cut anywhere: keep them valid. */
@@ -233,6 +234,18 @@ int kg_json_scan(const char *text, size_t n, uint32_t max_depth, uint32_t max_va
     return KG_OK;
 }
 
+/*
+ * Whether memory for parsing n bytes is there. The parser drops bytes of a string whose buffer
+ * cannot grow, one slow failure each, so it must not run into that.
+ */
+static bool has_memory(size_t n)
+{
+    void *p = n < SIZE_MAX / 8 ? malloc(4 * n + 65536) : NULL;
+
+    free(p);
+    return p != NULL;
+}
+
 int kg_json_load(const char *text, size_t n, uint32_t max_depth, uint32_t max_values, json_t **root,
                  struct kg_api_error *err)
 {
@@ -246,6 +259,10 @@ int kg_json_load(const char *text, size_t n, uint32_t max_depth, uint32_t max_va
     rc = kg_json_scan(text, n, max_depth, max_values, err);
     if (rc != KG_OK)
         return rc;
+    if (!has_memory(n)) {
+        (void)kg_api_fail(err, 500, "out_of_memory", "", "the server is out of memory");
+        return KG_ENOMEM;
+    }
     v = json_loadb(text, n, JSON_ALLOW_NUL | JSON_DECODE_ANY, &e);
     if (v == NULL && (json_error_code(&e) == json_error_out_of_memory || e.text[0] == '\0')) {
         (void)kg_api_fail(err, 500, "out_of_memory", "", "the server is out of memory");
