@@ -71,12 +71,13 @@ static void prompt_of(uint32_t i, uint32_t *tokens)
     }
 }
 
-/* All lengths and depths up to three pages and two tokens, or every so many of them. */
+/* All lengths and depths up to three pages and two tokens, or every so many of them; the long ones
+ * first, so that all checkpoints of the cached prompt are wanted from the start. */
 static void fill_sweep(uint32_t page)
 {
     uint32_t most = 3 * page + 2, skip = xrig_is_full() ? 1 : 11, k = 0;
 
-    for (uint32_t n = 1; n <= most; n++) {
+    for (uint32_t n = most; n > 0; n--) {
         for (uint32_t depth = 0; depth < n; depth++) {
             if (k++ % skip == 0 && w.n_pairs < MAX_PAIRS)
                 w.pairs[w.n_pairs++] = (struct pair){.n = n, .depth = depth};

@@ -38,6 +38,24 @@ def test_tokens_and_text_of_a_completion_are_the_scripts():
             assert a["object"] == "text_completion" and a["model"] == "k3-tiny"
 
 
+def test_a_prompt_seen_before_is_reused_but_for_its_last_page():
+    body = {"prompt": list(range(1000, 1200)), "max_tokens": 9, "temperature": 0,
+            "return_token_ids": True}
+    hits = server.metric("vllm:prefix_cache_hits_total")
+
+    def ask(**more):
+        a = server.ok(COMPLETIONS, dict(body, **more))
+        return a["usage"]["prompt_tokens_details"]["cached_tokens"], a["choices"][0]["token_ids"]
+
+    cold, warm = ask(), ask()
+    assert (cold[0], warm[0]) == (0, 192) and cold[1] == warm[1], (cold, warm)
+    assert ask(cache_salt="another tenant")[0] == 0
+    assert ask(cache_salt="another tenant")[0] == 192
+    longer = ask(prompt=body["prompt"] + [7, 8, 9])
+    assert longer[0] == 192
+    assert server.metric("vllm:prefix_cache_hits_total") == hits + 3 * 192
+
+
 def test_seeds_decide_and_choice_i_draws_with_seed_plus_i():
     a = server.ok(COMPLETIONS, {"prompt": [7, 8], "max_tokens": 9, "temperature": 1, "seed": 40,
                                 "n": 3, "return_token_ids": True})
