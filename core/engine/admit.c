@@ -256,10 +256,11 @@ static uint32_t lifetime_pages(struct kg_engine *e, const struct kg_req *r)
     return (uint32_t)(pages < most ? pages : most);
 }
 
-static int open_grant(struct kg_engine *e, const uint32_t need[KG_N_KINDS], uint32_t *grant)
+static int open_grant(struct kg_engine *e, const uint32_t need[KG_N_KINDS], uint32_t *grant,
+                      uint32_t *kind)
 {
     const struct kg_pool_ops *p = e->parts.pool_ops;
-    struct kg_shortage shortage;
+    struct kg_shortage shortage = {.kind = KG_PAGE};
     uint32_t evictable[KG_N_KINDS];
 
     kg_cache_evictable(e, evictable);
@@ -267,24 +268,64 @@ static int open_grant(struct kg_engine *e, const uint32_t need[KG_N_KINDS], uint
     if (rc == KG_EAGAIN && kg_adm_drop_ballast(e)) {
         rc = p->grant_open(e->pool, need, evictable, grant, &shortage);
     }
-    if (rc == KG_EAGAIN) {
-        e->stats.n_short[shortage.kind < KG_N_KINDS ? shortage.kind : 0]++;
+    *kind = shortage.kind < KG_N_KINDS ? shortage.kind : KG_PAGE;
+    return rc;
+}
+
+/* What a request asks for. */
+struct ask {
+    uint32_t grant, n_pages; /* pages of its lifetime, cached ones included */
+    uint32_t unit;           /* state to work in, KG_NONE: to be taken out of the grant */
+    uint32_t kind;           /* refused: which kind was short */
+};
+
+enum { COPY = 0, TAKE_OVER = 1, COLD = 2 };
+
+/* Finds what is cached, locks it, and asks for the rest of the lifetime: what is locked is not
+ * evictable, so it counts as need. With TAKE_OVER the request works in the very state it found,
+ * and needs no other; with COLD it begins from nothing. */
+static int ask_grant(struct kg_engine *e, struct kg_req *r, int how, struct ask *ask)
+{
+    uint32_t hit = kg_cache_open(e, r, how != COLD), kind;
+    int rc = KG_EAGAIN;
+
+    ask->n_pages = lifetime_pages(e, r);
+    ask->unit = how == TAKE_OVER && hit > 0 ? kg_cache_take_over(e, r) : KG_NONE;
+    if (how != TAKE_OVER || ask->unit != KG_NONE) {
+        uint32_t need[KG_N_KINDS] = {ask->n_pages - hit, ask->unit == KG_NONE};
+        rc = open_grant(e, need, &ask->grant, &kind);
+        ask->kind = how == COPY ? kind : ask->kind; /* the first answer is the one to tell */
+    }
+    if (rc != KG_OK) {
+        if (ask->unit != KG_NONE) {
+            kg_cache_put_back(e, r, ask->unit);
+        }
+        kg_cache_close(e, r);
     }
     return rc;
 }
 
-/* Finds what is cached, locks it, and asks for the rest of the lifetime: what is locked is not
- * evictable, so it counts as need. *n_pages: pages of the lifetime, cached ones included. */
-static int open_with_hit(struct kg_engine *e, struct kg_req *r, int use, uint32_t *grant,
-                         uint32_t *n_pages)
+/* A grant and a state to work in. A hit is worth keeping, but must not make a request wait that
+ * would be admitted without it: short of a state, it takes over the one it found. */
+static int admit(struct kg_engine *e, struct kg_req *r, struct ask *ask)
 {
-    uint32_t hit = kg_cache_open(e, r, use);
+    int rc = ask_grant(e, r, COPY, ask);
 
-    *n_pages = lifetime_pages(e, r);
-    uint32_t need[KG_N_KINDS] = {[KG_PAGE] = *n_pages - hit, [KG_STATE] = 1};
-    int rc = open_grant(e, need, grant);
-    if (rc != KG_OK) {
+    if (rc == KG_EAGAIN && ask->kind == KG_STATE) {
+        rc = ask_grant(e, r, TAKE_OVER, ask);
+        e->stats.taken_over += rc == KG_OK;
+    }
+    if (rc == KG_EAGAIN && e->n_running + e->n_admitted == 0) {
+        rc = ask_grant(e, r, COLD, ask); /* alone it always fits */
+    }
+    if (rc == KG_EAGAIN) {
+        e->stats.n_short[ask->kind]++;
+    }
+    if (rc == KG_OK && ask->unit == KG_NONE &&
+        take(e, ask->grant, KG_STATE, 1, &ask->unit) != KG_OK) {
+        e->parts.pool_ops->grant_close(e->pool, ask->grant);
         kg_cache_close(e, r);
+        rc = KG_EAGAIN;
     }
     return rc;
 }
@@ -307,28 +348,19 @@ enum kg_admit kg_adm_ask(void *ctx, uint32_t index, uint32_t *computed)
     if (word != KG_ADMIT_YES) {
         return word;
     }
-    uint32_t grant, unit, n_pages;
-    int rc = open_with_hit(e, r, 1, &grant, &n_pages);
-    if (rc == KG_EAGAIN && e->n_running + e->n_admitted == 0) {
-        /* Alone it always fits, but not always beside the state it would start from. */
-        rc = open_with_hit(e, r, 0, &grant, &n_pages);
-    }
+    struct ask ask = {0};
+    int rc = admit(e, r, &ask);
     if (rc == KG_ENEVER) { /* kg_engine_submit asked the same of an empty pool */
         char text[120];
         (void)snprintf(text, sizeof(text), "needs %u pages and a state, the pool never holds them",
-                       n_pages);
+                       ask.n_pages);
         kg_req_end(e, r, KG_FINISH_REFUSED, KG_ENEVER, text);
         return KG_ADMIT_NEVER;
     }
     if (rc != KG_OK) {
         return KG_ADMIT_LATER;
     }
-    if (take(e, grant, KG_STATE, 1, &unit) != KG_OK) {
-        e->parts.pool_ops->grant_close(e->pool, grant);
-        kg_cache_close(e, r);
-        return KG_ADMIT_LATER;
-    }
-    kg_req_admit(e, r, grant, n_pages, unit);
+    kg_req_admit(e, r, ask.grant, ask.n_pages, ask.unit);
     *computed = r->past;
     return KG_ADMIT_YES;
 }

@@ -75,9 +75,10 @@ int kg_cache_evict(struct kg_engine *e, const uint32_t want[KG_N_KINDS])
     return 1;
 }
 
-static void own(struct kg_engine *e, uint32_t kind, const uint32_t *ids, uint32_t n)
+static void own(struct kg_engine *e, uint32_t kind, const uint32_t *ids, uint32_t n,
+                uint32_t cached)
 {
-    if (n > 0 && e->parts.pool_ops->own(e->pool, kind, n, ids, 1) != KG_OK) {
+    if (n > 0 && e->parts.pool_ops->own(e->pool, kind, n, ids, cached) != KG_OK) {
         (void)kg_fail(&e->error, KG_EDEVICE, "pool does not know %u %ss from %u on", n,
                       kg_kind_name(kind), ids[0]);
         atomic_store(&e->lost, 1);
@@ -110,6 +111,25 @@ uint32_t kg_cache_open(struct kg_engine *e, struct kg_req *r, int use)
     (void)kg_index_open(e->index, &r->match, r->job->salt, use, !r->sighted, &r->path);
     r->sighted = 1;
     return r->path.n_tokens / e->layout.page_tokens;
+}
+
+uint32_t kg_cache_take_over(struct kg_engine *e, struct kg_req *r)
+{
+    uint32_t unit = r->path.open ? kg_index_take_over(e->index, &r->path) : KG_NONE;
+
+    if (unit != KG_NONE) {
+        own(e, KG_STATE, &unit, 1, 0);
+    }
+    return unit;
+}
+
+void kg_cache_put_back(struct kg_engine *e, struct kg_req *r, uint32_t unit)
+{
+    if (kg_index_donate(e->index, &r->path, r->job->tokens, r->path.n_tokens, unit) == KG_OK) {
+        own(e, KG_STATE, &unit, 1, 1);
+    } else {
+        kg_adm_give(e, KG_STATE, &unit, 1, 0);
+    }
 }
 
 void kg_cache_admit(struct kg_engine *e, struct kg_req *r)
@@ -168,7 +188,7 @@ static void insert(struct kg_engine *e, struct kg_req *r, int last)
             out[n_out++] = out[i];
         }
     }
-    own(e, KG_PAGE, e->moved_in, n_in);
+    own(e, KG_PAGE, e->moved_in, n_in, 1);
     kg_adm_give(e, KG_PAGE, out, n_out, 0);
 }
 
@@ -191,7 +211,7 @@ static void donate(struct kg_engine *e, struct kg_req *r, const struct kg_order 
         e->stats.ckpt_unused += r->path.open;
         return;
     }
-    own(e, KG_STATE, &o->unit, 1);
+    own(e, KG_STATE, &o->unit, 1, 1);
     e->stats.ckpt_written++;
     r->job->done.n_checkpoints++;
     if (why == KG_CKPT_WHY_ANSWER && r->answer > 0) {

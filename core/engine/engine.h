@@ -163,6 +163,7 @@ struct kg_engine_stats {
     uint64_t ckpt_unused;    /* written, but the index had one there */
     uint64_t ckpt_skipped;   /* wanted, no unit to be had */
     uint64_t ckpt_pruned;    /* wanted, worth less than what would have had to go */
+    uint64_t taken_over;     /* hits whose request works in the cached state itself */
     uint64_t evicted[KG_N_KINDS]; /* cached units given up for room */
     uint64_t n_short[KG_N_KINDS]; /* admissions put off, by the kind that was short */
     uint64_t drafted, verified, accepted;

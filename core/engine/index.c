@@ -244,6 +244,19 @@ void kg_index_release(struct kg_index *ix, struct kg_index_path *path)
     }
 }
 
+uint32_t kg_index_take_over(struct kg_index *ix, struct kg_index_path *path)
+{
+    uint32_t v = path->state_node;
+
+    if (!path->open || v == KG_NONE || ix->nodes[v].state_locks != 1) {
+        return KG_NONE;
+    }
+    uint32_t state = ix->nodes[v].state;
+    kg_index_release(ix, path);
+    kg_ix_set_state(ix, v, KG_NONE);
+    return state;
+}
+
 void kg_index_close(struct kg_index *ix, struct kg_index_path *path)
 {
     if (!path->open) {

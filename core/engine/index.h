@@ -98,6 +98,9 @@ int kg_index_is_fresh(const struct kg_index *ix, const struct kg_index_match *m)
  */
 int kg_index_open(struct kg_index *ix, const struct kg_index_match *m, uint64_t salt, int use,
                   int counts, struct kg_index_path *path);
+/* Takes the locked state out of the index for the path's request to work in, instead of a copy.
+ * KG_NONE when others are copying it. The caller owns it; it was not evictable before. */
+uint32_t kg_index_take_over(struct kg_index *ix, struct kg_index_path *path);
 /* The state was copied: it may be evicted again. Nothing when none is locked. */
 void kg_index_release(struct kg_index *ix, struct kg_index_path *path);
 /* Ids of the path's pages, root first: pages[path->n_tokens / page_tokens]. */

@@ -317,6 +317,9 @@ uint32_t kg_cache_look(struct kg_engine *e, struct kg_req *r);
 /* Begins the request's path at what is cached, locked (use = 0: at nothing). Pages it found. The
  * caller asks the pool and then admits or closes. */
 uint32_t kg_cache_open(struct kg_engine *e, struct kg_req *r, int use);
+/* The state the path began at becomes the request's own, KG_NONE if it cannot; and back again. */
+uint32_t kg_cache_take_over(struct kg_engine *e, struct kg_req *r);
+void kg_cache_put_back(struct kg_engine *e, struct kg_req *r, uint32_t unit);
 /* The request holds a grant: its list begins with the pages found. */
 void kg_cache_admit(struct kg_engine *e, struct kg_req *r);
 /* A step of the request was waited for: pages and checkpoints into the index. good = 0: the step

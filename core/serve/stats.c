@@ -255,6 +255,8 @@ static void put_prefix(struct kg_serve *s, struct kg_buf *b, const struct kg_eng
     put_labelled(s, b, ckpt, "outcome", "unused", (double)st->ckpt_unused);
     put_labelled(s, b, ckpt, "outcome", "skipped", (double)st->ckpt_skipped);
     put_labelled(s, b, ckpt, "outcome", "pruned", (double)st->ckpt_pruned);
+    put(s, b, "kedge:states_taken_over_total", KG_COUNTER,
+        "Cached states a request went on in, for want of room for a copy.", (double)st->taken_over);
     put_kinds(s, b, "kedge:evicted_units_total", KG_COUNTER, "Cached units given up, by kind.",
               (double)st->evicted[KG_PAGE], (double)st->evicted[KG_STATE]);
     put_kinds(s, b, "kedge:units_cached", KG_GAUGE, "Units the prefix cache owns, by kind.",

@@ -62,7 +62,7 @@ static int check_reset(const struct cpu_slots *s, uint32_t i, const struct kg_se
     if (seq->output_start > seq->n_history)
         return REFUSE(err, i, seq, "output_start %u is past the history of %u tokens",
                       seq->output_start, seq->n_history);
-    if (seq->past == 0 && seq->state_src == KG_STATE_KEEP)
+    if (seq->past == 0 && (seq->state_src == KG_STATE_KEEP || seq->state_src == seq->state))
         return REFUSE(err, i, seq, "%s", "a sequence that begins cannot keep a state");
     return check_sampling(i, seq, l->vocab, err);
 }
@@ -203,7 +203,8 @@ static int check_state(struct cpu_slots *s, const struct cpu_arena *a, uint32_t 
 static int check_sources(const struct cpu_slots *s, uint32_t i, const struct kg_seq *seq,
                          struct kg_error *err)
 {
-    if (seq->state_src == KG_STATE_ZERO || seq->state_src == KG_STATE_KEEP)
+    if (seq->state_src == KG_STATE_ZERO || seq->state_src == KG_STATE_KEEP ||
+        seq->state_src == seq->state)
         return KG_OK;
     if (s->written[KG_STATE][seq->state_src] == s->check)
         return REFUSE(err, i, seq, "state_src %u is written in this step", seq->state_src);

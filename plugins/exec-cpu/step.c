@@ -100,15 +100,16 @@ static void pack(struct kg_exec *e, const struct kg_batch *batch, struct kg_forw
         uint32_t n = wanted_logits(seq);
         cpu_slot_begin(&e->slots, seq);
         memcpy(s->tokens + row0, seq->tokens, seq->n_rows * sizeof(*s->tokens));
-        s->seqs[i] = (struct kg_forward_seq){.row0 = row0,
-                                             .n_rows = seq->n_rows,
-                                             .past = seq->past,
-                                             .pages = e->slots.slots[seq->slot].pages,
-                                             .state = seq->state,
-                                             .state_src = seq->state_src,
-                                             .orders = seq->orders,
-                                             .n_orders = seq->n_orders,
-                                             .verify = seq->n_draft > 0};
+        s->seqs[i] = (struct kg_forward_seq){
+            .row0 = row0,
+            .n_rows = seq->n_rows,
+            .past = seq->past,
+            .pages = e->slots.slots[seq->slot].pages,
+            .state = seq->state,
+            .state_src = seq->state_src == seq->state ? KG_STATE_KEEP : seq->state_src,
+            .orders = seq->orders,
+            .n_orders = seq->n_orders,
+            .verify = seq->n_draft > 0};
         s->n_verify += seq->n_draft > 0;
         row0 += seq->n_rows;
         s->first_logits[i] = n_out;

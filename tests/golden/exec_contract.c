@@ -132,7 +132,7 @@ static void a_sequence_that_breaks_the_contract_is_refused_by_name(void **state)
     BAD(state, 4000000, "working state 4000000 is not mapped");
     BAD(state_src, unmapped, "state_src");
     BAD(state_src, KG_STATE_KEEP, "cannot keep a state");
-    BAD(state_src, g.seq.state, "is written in this step");
+    BAD(state_src, g.seq.state, "cannot keep a state"); /* of no tokens */
     BAD(past, 65536, "over the context");
     BAD(n_orders, 1, "orders");
     s = g.seq;

@@ -137,7 +137,8 @@ struct kg_seq {
     const uint32_t *pages;  /* [n_pages] page ids appended (RESET: all) */
     uint32_t n_pages;
     uint32_t state;     /* working state unit */
-    uint32_t state_src; /* KG_STATE_KEEP, KG_STATE_ZERO, or a unit to copy first */
+    uint32_t state_src; /* KG_STATE_KEEP, KG_STATE_ZERO, or a unit to copy first; with RESET it may
+                           be `state` itself, which then holds the state of `past` tokens */
     uint32_t n_orders;  /* <= describe.max_orders, ascending positions */
     const struct kg_order *orders;
     /* RESET only: all tokens so far (prompt and output, [n_history], the rows of this step

@@ -18,7 +18,7 @@
 /* What all walks together met: a walk in a world where nothing happens proves nothing. */
 struct met {
     uint64_t preemptions, moves, drafted, accepted, drafts_failed, plans_dropped, nan_rows, orders;
-    uint64_t reused, lost, cached, written, unused, pruned, evicted[2];
+    uint64_t reused, lost, cached, written, unused, pruned, taken_over, evicted[2];
     uint64_t finished[8];
 };
 
@@ -301,6 +301,7 @@ static void run_walk(uint64_t seed, struct met *met)
     met->written += s.ckpt_written;
     met->unused += s.ckpt_unused;
     met->pruned += s.ckpt_pruned;
+    met->taken_over += s.taken_over;
     for (uint32_t k = 0; k < 2; k++) {
         met->evicted[k] += s.evicted[k];
         assert_int_equal(s.n_cached[k], s.n_evictable[k]); /* nothing is locked any more */
@@ -340,7 +341,8 @@ static void outputs_are_the_scripts_whatever_happens(void **state)
     if (one == NULL) {
         assert_true(met.preemptions > 0 && met.moves > 0 && met.accepted > 0 && met.orders > 0);
         assert_true(met.reused > met.cached && met.cached > 0 && met.lost > 0 && met.pruned > 0);
-        assert_true(met.evicted[KG_PAGE] > 0 && met.evicted[KG_STATE] > 0 && met.unused > 0);
+        assert_true(met.evicted[KG_PAGE] > 0 && met.evicted[KG_STATE] > 0 && met.unused > 0 &&
+                    met.taken_over > 0);
         assert_true(met.drafts_failed > 0 && met.plans_dropped > 0 && met.nan_rows > 0);
         assert_true(met.finished[KG_FINISH_STOP] > 0 && met.finished[KG_FINISH_LENGTH] > 0);
         assert_true(met.finished[KG_FINISH_CALLER] > 0 && met.finished[KG_FINISH_CANCELLED] > 0);

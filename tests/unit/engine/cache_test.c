@@ -284,6 +284,42 @@ static void alone_it_fits_even_beside_its_hit(void **state) /* V53, S36 */
     rig_close(&r);
 }
 
+static void a_hit_makes_nobody_wait_who_would_be_admitted_without_it(void **state)
+{
+    static const char *const pools[] = {"split", "shuffle"};
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        struct rig r;
+        rig_open(&r, &(struct rig_conf){.pool = pools[i],
+                                        .n_pages = 60,
+                                        .n_states = 3,
+                                        .max_seqs = 3,
+                                        .lifetime = KG_LIFETIME_MAX});
+        r.n_shared = 40;
+        r.n_groups = 1;
+        (void)ask(&r, 1, 41, 1);
+        r.flags = KG_REQ_NO_CACHE; /* two others take the other two states */
+        assert_int_equal(rig_submit(&r, 2, 30, 60, NULL), KG_OK);
+        assert_int_equal(rig_submit(&r, 3, 30, 60, NULL), KG_OK);
+        rig_step(&r);
+        r.flags = 0;
+        assert_int_equal(rig_submit(&r, 4, 50, 5, NULL), KG_OK);
+        while (!r.outs[4].done) {
+            rig_step(&r);
+        }
+        assert_false(r.outs[2].done || r.outs[3].done); /* it did not wait for them */
+        assert_int_equal(r.outs[4].end.n_cached, 40);
+        assert_int_equal(stats_of(&r).taken_over, 1);
+        rig_run(&r, 500);
+        for (uint64_t id = 2; id <= 4; id++) {
+            rig_assert_true(&r, id);
+        }
+        rig_assert_empty(&r);
+        rig_close(&r);
+    }
+}
+
 static void a_preempted_request_resumes_from_its_own_pages(void **state)
 {
     struct rig r;
@@ -399,6 +435,7 @@ int main(void)
         cmocka_unit_test(either_kind_pays_for_the_other_in_one_arena),
         cmocka_unit_test(under_a_split_the_starving_kind_is_named),
         cmocka_unit_test(alone_it_fits_even_beside_its_hit),
+        cmocka_unit_test(a_hit_makes_nobody_wait_who_would_be_admitted_without_it),
         cmocka_unit_test(a_preempted_request_resumes_from_its_own_pages),
         cmocka_unit_test(a_nan_takes_what_it_read_and_wrote_out_of_the_cache),
         cmocka_unit_test(random_aborts_leave_only_what_is_cached),
