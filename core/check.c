@@ -96,9 +96,9 @@ static void warn_promises(struct kg_check *k)
     if ((k->stack->desc.caps & KG_EXEC_CAP_VIRTUAL) != 0)
         (void)kg_buf_puts(w, "the backend's clock is virtual: good for experiments, kedge serve "
                              "refuses it\n");
-    if ((k->stack->parts.spec_caps & KG_SPEC_CAP_COST) != 0)
-        (void)kg_buf_puts(w, "speculation would decide better with a cost surface; it is not "
-                             "built yet, so the plugin works without\n");
+    if ((k->stack->parts.spec_caps & KG_SPEC_CAP_COST) != 0 && !k->stack->conf->engine.cost)
+        (void)kg_buf_puts(w, "speculation decides better when it knows what a step costs: "
+                             "[engine] cost = measured\n");
 }
 
 int kg_check_gather(struct kg_check *check, struct kg_config *config, struct kg_stack *stack,

@@ -204,9 +204,9 @@ static void warn_unbuilt(struct kg_config *c)
             c, where_of(c, "prefix", "enabled"),
             "[prefix] enabled = no: every request is computed from its first token, also "
             "a chat's next turn");
-    if (strcmp(v->cost, "off") != 0)
+    if (strcmp(v->cost, "off") != 0 && strcmp(v->cost, "measured") != 0)
         kg_config_warn(c, where_of(c, "engine", "cost"),
-                       "[engine] cost: no effect, the cost surface is not built yet");
+                       "[engine] cost: no effect, a table in a file is not read yet");
     if (v->fabric != 0 || v->allow_slow_fabric)
         kg_config_warn(c, where_of(c, "cluster", v->fabric != 0 ? "fabric" : "allow_slow_fabric"),
                        "[cluster]: no effect on a single machine");
@@ -217,6 +217,7 @@ void kg_config_cross(struct kg_config *c)
     const struct kg_conf *v = &c->conf;
     struct kg_error err = {0};
 
+    c->conf.engine.cost = strcmp(v->cost, "measured") == 0;
     if (kg_server_conf_check(&v->server, &err) != KG_OK)
         kg_config_blame(c, "config", "%s", err.text);
     if (v->engine.prefill_chunk > v->engine.step_tokens)

@@ -141,7 +141,8 @@ void kg_draft_step(struct kg_engine *e)
                                 .n_seqs = e->n_spec,
                                 .other_rows = e->n_rows - e->n_spec,
                                 .rows_left = e->conf.step_tokens - e->n_rows,
-                                .cap = e->cap};
+                                .cap = e->cap,
+                                .cost = e->cost.size != 0 ? &e->cost : NULL};
     if (e->parts.spec_caps & KG_SPEC_CAP_HOST) {
         draft_host(e, &view);
     } else if (e->parts.spec_caps & KG_SPEC_CAP_MODEL) {

@@ -127,6 +127,20 @@ static uint32_t block_of(const struct kg_engine *e)
     return block;
 }
 
+static int measure_cost(struct kg_engine *e, struct kg_error *err)
+{
+    if (!e->conf.cost || e->block == 0) {
+        return KG_OK;
+    }
+    int rc = kg_cost_measure(&e->cost_table, e->parts.exec_ops, e->parts.exec, e->conf.max_seqs,
+                             e->conf.step_tokens, e->max_context);
+    if (rc != KG_OK) {
+        return kg_fail(err, rc, "the backend cannot time a step ([engine] cost = measured)");
+    }
+    e->cost = (struct kg_cost){sizeof(e->cost), &e->cost_table, kg_cost_step_ns};
+    return KG_OK;
+}
+
 static int init(struct kg_engine *e, struct kg_error *err)
 {
     e->parts.exec_ops->describe(e->parts.exec, &e->desc);
@@ -153,6 +167,10 @@ static int init(struct kg_engine *e, struct kg_error *err)
                        "the pool holds %u pages beside a state, one request of two "
                        "tokens needs %llu",
                        e->max_pages, (unsigned long long)kg_adm_max_pages(e, 1, 1));
+    }
+    rc = measure_cost(e, err);
+    if (rc != KG_OK) {
+        return rc;
     }
     kg_rng_seed(&e->rng, e->test.seed);
     kg_draft_observe(e, 0); /* the first cap */

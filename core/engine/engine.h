@@ -26,6 +26,7 @@ struct kg_engine_conf {
     uint32_t page_tokens;      /* wanted; the pool answers the effective value */
     uint64_t arena_bytes;      /* [memory] bytes */
     uint32_t lifetime;         /* enum kg_lifetime */
+    uint32_t cost;             /* 1: a cost surface is measured at start, if there is speculation */
     uint32_t max_wait_ms;      /* past it nobody younger is admitted first; 0 off */
     uint32_t queue_timeout_ms; /* a request that waited longer ends with KG_FINISH_TIMEOUT; 0 off */
     uint32_t prefix;           /* [prefix] enabled: 1 to reuse equal beginnings of prompts */

@@ -10,6 +10,7 @@
 
 #include "base/ring.h"
 #include "base/rng.h"
+#include "engine/cost.h"
 #include "engine/engine.h"
 #include "engine/index.h"
 #include "engine/index_policy.h"
@@ -164,6 +165,8 @@ struct kg_engine {
     uint32_t max_pages;   /* pages one request can ever hold beside its state */
     uint32_t block;       /* draft rows memory is granted for */
     uint32_t cap;         /* draft rows of the coming step */
+    struct kg_cost cost;  /* for the policy; size 0: there is none */
+    struct kg_cost_table cost_table;
 
     struct kg_req *reqs; /* [max_requests] */
     uint32_t n_live;
