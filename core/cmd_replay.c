@@ -28,6 +28,7 @@ struct replay {
     struct kg_error *err;
     uint64_t began_ns; /* real time, for progress */
     const char *phase;
+    const struct kg_stack *stack; /* of the pass under way */
 };
 
 /* --- the line --- */
@@ -280,6 +281,37 @@ static void progress(void *ctx, uint32_t n_done, uint32_t n, uint64_t now_ns)
                   r->phase, n_done, n, (double)now_ns / 1e9, left);
 }
 
+/* The script's word on an arriving request, as the server asks it. */
+static void arrive(void *ctx, struct kg_replay_arrival *a)
+{
+    const struct replay *r = ctx;
+    const struct kg_serve_policy *p = &r->stack->hooks->serve;
+    const struct kg_arrive_view view = {.tenant = a->tenant,
+                                        .user = "",
+                                        .n_prompts = 1,
+                                        .n = 1,
+                                        .prompt_tokens = a->n_prompt,
+                                        .max_tokens = a->max_tokens,
+                                        .now_ns = a->now_ns,
+                                        .sequences = a->n_live,
+                                        .max_sequences = r->stack->conf->engine.max_requests,
+                                        .stats = a->stats};
+    struct kg_arrive_answer answer = {0};
+
+    if (!p->has_arrive(p->ctx)) {
+        return;
+    }
+    p->arrive(p->ctx, &view, &answer);
+    a->rejected = answer.status != 0;
+    (void)snprintf(a->reason, sizeof(a->reason), "%s", answer.reason);
+    (void)snprintf(a->tenant_name, sizeof(a->tenant_name), "%s", answer.tenant);
+    (void)snprintf(a->class_name, sizeof(a->class_name), "%s", answer.class_name);
+    a->priority = answer.has_priority ? answer.priority : a->priority;
+    if (answer.max_tokens != 0 && answer.max_tokens < a->max_tokens) {
+        a->max_tokens = answer.max_tokens;
+    }
+}
+
 /* Tokens and answers need the vocabulary, which the opened backend knows. */
 static int expand(struct replay *r, const struct kg_stack *stack)
 {
@@ -323,10 +355,12 @@ static int run(struct replay *r, const struct kg_config *config, const char *pha
             .stretch = r->stretch,
             .saturate = (uint32_t)saturate,
             .max_live = twice < e->max_requests ? twice : e->max_requests,
+            .arrive = stack->hooks != NULL ? arrive : NULL,
             .progress = tty ? progress : NULL,
             .ctx = r,
         };
         r->about.is_virtual = (stack->desc.caps & KG_EXEC_CAP_VIRTUAL) != 0;
+        r->stack = stack;
         r->phase = phase;
         r->began_ns = kg_now_ns();
         rc = kg_replay_run(&conf, result, r->err);

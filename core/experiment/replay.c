@@ -1,6 +1,7 @@
 #include "experiment/replay.h"
 
 #include "base/clock.h"
+#include "base/hash.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -112,8 +113,10 @@ static int refuse(struct run *r, uint32_t i, int rc, const char *text)
     struct kg_replay_row *row = &r->out->rows[i];
 
     row->outcome = KG_OUTCOME_REFUSED;
-    row->reason = rc == KG_EAGAIN ? KG_REASON_QUEUE : KG_REASON_NEVER;
-    if (rc != KG_EAGAIN && rc != KG_ENEVER) {
+    if (row->reason != KG_REASON_POLICY) {
+        row->reason = rc == KG_EAGAIN ? KG_REASON_QUEUE : KG_REASON_NEVER;
+    }
+    if (rc != KG_EAGAIN && rc != KG_ENEVER && rc != KG_ELIMIT) {
         row->outcome = KG_OUTCOME_ERROR;
         row->reason = KG_REASON_FAULT;
     }
@@ -122,23 +125,50 @@ static int refuse(struct run *r, uint32_t i, int rc, const char *text)
     return settle(r, i);
 }
 
+/* The policy's word; 1 when it refused the request. */
+static int ask_policy(struct run *r, uint32_t i, struct kg_replay_arrival *a)
+{
+    if (r->c->arrive == NULL) {
+        return 0;
+    }
+    r->c->arrive(r->c->ctx, a);
+    if (a->rejected) {
+        r->out->rows[i].reason = KG_REASON_POLICY;
+    }
+    return (int)a->rejected;
+}
+
 /* KG_EAGAIN only with saturate: the request must come again. */
 static int submit(struct run *r, const struct due *d)
 {
     const struct kg_trace *t = r->c->trace;
     const struct kg_trace_req *q = &t->reqs[d->req];
     struct kg_replay_row *row = &r->out->rows[d->req];
+    struct kg_replay_arrival a = {.tenant = t->text + q->tenant_at,
+                                  .n_prompt = q->n_prompt,
+                                  .now_ns = now(r) + r->start_ns,
+                                  .n_live = r->n_live,
+                                  .stats = &r->out->stats,
+                                  .max_tokens = q->n_output};
     struct kg_error why = {0};
 
     row->arrival_ns = d->at_ns;
     row->n_prompt = q->n_prompt;
+    if (ask_policy(r, d->req, &a)) {
+        return refuse(r, d->req, KG_ELIMIT, a.reason);
+    }
+    int renamed = a.tenant_name[0] != '\0';
+    const char *tenant = renamed ? a.tenant_name : a.tenant;
     kg_expand_prompt(r->c->expand, d->req, r->tokens);
     const struct kg_request req = {
         .id = (uint64_t)d->req + 1,
         .tokens = r->tokens,
         .n_prompt = q->n_prompt,
-        .max_tokens = q->n_output,
-        .tenant = q->tenant,
+        .max_tokens = a.max_tokens,
+        .priority = a.priority,
+        .tenant = renamed ? kg_hash_bytes(tenant, strlen(tenant), 0) | 1 : q->tenant,
+        .tenant_name = tenant,
+        .class_name = a.class_name,
         .sampling = {.seed = (uint64_t)d->req + 1, .ignore_eos = 1},
         .boundaries = t->bounds + q->bounds_at,
         .n_boundaries = q->n_bounds,

@@ -70,6 +70,20 @@ struct kg_replay_result {
     struct kg_engine_stats stats;   /* at the end */
 };
 
+/* A request before it is submitted, and what a policy may change of it. */
+struct kg_replay_arrival {
+    const char *tenant; /* "" for none */
+    uint32_t n_prompt;  /* tokens */
+    uint64_t now_ns;    /* backend clock */
+    uint32_t n_live;    /* requests in the engine */
+    const struct kg_engine_stats *stats;
+    /* set by the policy */
+    uint32_t rejected; /* 1: refused with `reason` */
+    char reason[200];
+    char tenant_name[32], class_name[32]; /* "": as it was */
+    uint32_t priority, max_tokens;        /* max_tokens: of the trace, may be lowered */
+};
+
 struct kg_replay_conf {
     struct kg_engine *engine; /* not started, without requests */
     const struct kg_exec_ops *exec_ops;
@@ -79,9 +93,11 @@ struct kg_replay_conf {
     double stretch;    /* of arrivals and delays; 1 as they are */
     uint32_t saturate; /* 1: as fast as they are taken, to measure capacity */
     uint32_t max_live; /* with saturate: requests in the engine at once */
+    /* Asked about each request before it is submitted; NULL for none. */
+    void (*arrive)(void *ctx, struct kg_replay_arrival *arrival);
     /* Called about twice a second of real time; NULL for none. */
     void (*progress)(void *ctx, uint32_t n_done, uint32_t n, uint64_t now_ns);
-    void *ctx;
+    void *ctx; /* of both */
 };
 
 /*

@@ -128,6 +128,12 @@ int kg_trace_text(struct kg_reader *r, const char *s, size_t n, size_t *at)
     return rc;
 }
 
+int kg_trace_tenant(struct kg_reader *r, struct kg_trace_req *q, const char *name)
+{
+    q->tenant = kg_hash_bytes(name, strlen(name), 0) | 1; /* 0 is nobody */
+    return kg_trace_text(r, name, strlen(name), &q->tenant_at);
+}
+
 int kg_trace_add(struct kg_reader *r, struct kg_trace_req *q, const char *name)
 {
     struct kg_trace *t = r->t;

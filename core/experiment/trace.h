@@ -52,6 +52,7 @@ struct kg_trace_req {
     uint64_t tenant;    /* hash of its name, 0 for none */
     uint64_t line;      /* where it stands in the file */
     size_t name_at;     /* text: id as given, or the number of the request from 1 */
+    size_t tenant_at;   /* text: name of the tenant; "" for none */
     size_t domain_at;   /* text: acceptance profile; "" for none */
     size_t pieces_at;   /* n_pieces, ascending `at`, without holes from 0 */
     size_t tokens_at;   /* n_tokens literal tokens instead of pieces */

@@ -41,7 +41,7 @@ static void drop_session(struct kg_reader *r, const struct session *s)
     t->n_dropped += n;
     if (n > 0) {
         t->n_pieces = t->reqs[s->first].pieces_at;
-        t->n_text = t->reqs[s->first].name_at;
+        t->n_text = t->reqs[s->first].tenant_at; /* its first text */
         t->n = s->first;
         /* The table still holds the numbers that were taken off. Names of earlier sessions are
          * forgotten with them: nothing asks for them here. */
@@ -218,8 +218,11 @@ static int read_request(struct kg_reader *r, struct session *s, const json_t *o)
     q.n_prompt = kg_trace_scaled(r, length);
     q.n_output = kg_trace_scaled(r, output);
     s->bad |= r->conf->max_input != 0 && q.n_prompt > r->conf->max_input;
-    q.tenant = kg_hash_mix(s->number + 1) | 1;
     rc = read_runs(r, s, &q, o, length, block);
+    if (rc == KG_OK) {
+        (void)snprintf(name, sizeof(name), "s%llu", (unsigned long long)s->number);
+        rc = kg_trace_tenant(r, &q, name);
+    }
     if (rc == KG_OK) {
         rc = place(r, s, a, &q, o);
     }

@@ -164,13 +164,14 @@ static int read_turn(struct kg_reader *r, struct sessions *m, const json_t *o)
     q = kg_trace_blank(r);
     q.n_output = kg_trace_scaled(r, output);
     q.block = 1;
-    q.tenant = kg_hash_bytes(session, strlen(session), 0) | 1;
+
     if (last->req != KG_NONE) {
         q.after = last->req;
         rc = repeat(r, &q, last->req);
     } else {
         rc = kg_trace_text(r, session, strlen(session), &session_at);
     }
+    rc = rc < 0 ? rc : kg_trace_tenant(r, &q, session);
     rc = rc < 0 ? rc : kg_tj_time(r, o, "timestamp", NS_PER_MS, &q.arrive_ns);
     rc = rc < 0 ? rc : kg_tj_time(r, o, "delay", NS_PER_MS, &q.delay_ns);
     rc = rc < 0 ? rc : read_content(r, &q, o);

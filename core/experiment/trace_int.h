@@ -43,6 +43,8 @@ struct kg_trace_req kg_trace_blank(const struct kg_reader *r);
 KG_CHECKED int kg_trace_add(struct kg_reader *r, struct kg_trace_req *q, const char *name);
 /* A copy of n bytes and a NUL in the text store. */
 KG_CHECKED int kg_trace_text(struct kg_reader *r, const char *s, size_t n, size_t *at);
+/* The tenant of q by name. */
+KG_CHECKED int kg_trace_tenant(struct kg_reader *r, struct kg_trace_req *q, const char *name);
 /* Adds `count` blocks from `id` to the pieces of q (which must be the last to get pieces), joined
  * with the piece before where ids and positions go on. q->n_pieces counts; positions start at the
  * sum so far; the last piece may be cut by kg_trace_cut. */

@@ -336,7 +336,7 @@ static int read_names(struct kg_reader *r, struct kg_trace_req *q, const json_t 
         *name = NULL;
     }
     if (rc >= 0 && (rc = kg_tj_name(r, o, "tenant", other, &text)) > 0) {
-        q->tenant = kg_hash_bytes(text, strlen(text), 0) | 1;
+        rc = kg_trace_tenant(r, q, text);
     }
     if (rc >= 0 && (rc = kg_tj_name(r, o, "domain", other, &text)) > 0) {
         rc = kg_trace_text(r, text, strlen(text), &q->domain_at);

@@ -293,13 +293,18 @@ static int draw_request(struct kg_reader *r, struct client *c, double t_s)
     q.n_prompt = q.n_named = kg_trace_scaled(r, draw_length(&c->rng, &p->in));
     q.n_output = kg_trace_scaled(r, draw_length(&c->rng, &p->out));
     q.block = KG_TRACE_MAX_TOKENS;
-    q.tenant = kg_hash_mix(c->number + 1) | 1;
+
     if (r->conf->max_input != 0 && q.n_prompt > r->conf->max_input) {
         return ++r->t->n_dropped < 1u << 24 ? KG_OK
                                             : KG_BAD(r, "%s", "over 2^24 requests were left out");
     }
     q.line = r->t->n; /* equal times keep the order of drawing */
     int rc = kg_trace_piece(r, &q, KG_ID_PROMPT(r->t->n), q.n_prompt);
+    if (rc == KG_OK) {
+        char name[24];
+        (void)snprintf(name, sizeof(name), "c%llu", (unsigned long long)c->number);
+        rc = kg_trace_tenant(r, &q, name);
+    }
     return rc == KG_OK ? kg_trace_add(r, &q, NULL) : rc;
 }
 

@@ -307,6 +307,24 @@ def a_real_backend_replays_too():
 
 
 @case
+def a_script_sees_arrivals_and_admissions():
+    trace = [{"timestamp": 0, "input_length": n, "output_length": 9, "tenant": t}
+             for n, t in ((900, "a"), (5000, "a"), (100, "a"), (900, "b"))]
+    with tempfile.TemporaryDirectory() as d:
+        script = os.path.join(d, "p.lua")
+        with open(script, "w") as f:
+            f.write('function arrive(req, view)\n'
+                    '  if req.prompt_tokens > 2000 then return "reject", "too long" end\nend\n'
+                    'function admit(req, view)\n'
+                    '  if req.tenant == "b" then return "reject", "not b" end\nend\n')
+        r = replay(trace, sets=["lua.script=" + script])
+    equal([(x["outcome"], x["reason"], x.get("detail")) for x in r.rows],
+          [("ok", "length", None), ("refused", "policy", "too long"), ("ok", "length", None),
+           ("refused", "policy", "not b")])
+    equal(r.summary["refusals"]["policy"], 2)
+
+
+@case
 def mistakes_are_named_and_exit_with_their_status():
     with tempfile.TemporaryDirectory() as d:
         path = os.path.join(d, "t.jsonl.gz")
