@@ -194,6 +194,7 @@ static int run_front(struct kg_front *f, const struct run_args *args, const char
         rc = run_request(f, &call, &answer, &t, err);
     if (rc == KG_OK) {
         (void)fputc('\n', stdout);
+        (void)fflush(stdout); /* the answer comes before what is said of it */
         if (!args->quiet)
             (void)fprintf(stderr,
                           "%zu prompt tokens, %u output tokens (%s), first after %.1f ms, "

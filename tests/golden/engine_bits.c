@@ -202,6 +202,8 @@ static void expect_equal(const struct way *w)
         const struct xreq *a = &work.reqs[i], *b = &truth.reqs[i];
         assert_int_equal(a->n, b->n);
         for (uint32_t j = 0; j + 1 < b->n; j++) {
+            if (b->bits[j] == 0)
+                fail_msg("the truth never saw the logits of request %u at position %u", i, j);
             if (a->bits[j] != b->bits[j])
                 fail_msg("%s: request %u: logits at position %u differ", w->name, i, j);
         }
