@@ -78,7 +78,7 @@ static void insert_prompt(struct bench *b, uint32_t i, double *ns, uint64_t *n)
         *ns += (double)(kg_now_ns() - t);
         *n += k;
         if ((at + k) % STATE_PAGES == 0 && b->next_state < b->n_states) {
-            (void)kg_index_donate(b->ix, &path, b->tokens, (at + k) * page, b->next_state++);
+            (void)kg_index_donate(b->ix, &path, b->tokens, (at + k) * page, b->next_state++, 0);
         }
     }
     kg_index_close(b->ix, &path);

@@ -125,7 +125,7 @@ uint32_t kg_cache_take_over(struct kg_engine *e, struct kg_req *r)
 
 void kg_cache_put_back(struct kg_engine *e, struct kg_req *r, uint32_t unit)
 {
-    if (kg_index_donate(e->index, &r->path, r->job->tokens, r->path.n_tokens, unit) == KG_OK) {
+    if (kg_index_donate(e->index, &r->path, r->job->tokens, r->path.n_tokens, unit, 0) == KG_OK) {
         own(e, KG_STATE, &unit, 1, 1);
     } else {
         kg_adm_give(e, KG_STATE, &unit, 1, 0);
@@ -205,8 +205,8 @@ static void withdraw(struct kg_engine *e, struct kg_req *r)
 /* A state that was written goes to the node at its position, or back. */
 static void donate(struct kg_engine *e, struct kg_req *r, const struct kg_order *o, uint32_t why)
 {
-    if (!r->path.open ||
-        kg_index_donate(e->index, &r->path, r->job->tokens, o->position, o->unit) != KG_OK) {
+    if (!r->path.open || kg_index_donate(e->index, &r->path, r->job->tokens, o->position, o->unit,
+                                         kg_ckpt_kind(why)) != KG_OK) {
         kg_adm_give(e, KG_STATE, &o->unit, 1, 0);
         e->stats.ckpt_unused += r->path.open;
         return;
@@ -311,7 +311,8 @@ uint32_t kg_cache_rows(const struct kg_engine *e, const struct kg_pick *p)
 }
 
 /* A unit for a checkpoint: free room, or under the policy's rule that of the cheapest state. */
-static int find_unit(struct kg_engine *e, struct kg_req *r, uint32_t position, uint32_t *unit)
+static int find_unit(struct kg_engine *e, struct kg_req *r, uint32_t position, uint32_t why,
+                     uint32_t *unit)
 {
     if (kg_adm_single(e, KG_STATE, 0, unit) == KG_OK) {
         return 1;
@@ -322,7 +323,8 @@ static int find_unit(struct kg_engine *e, struct kg_req *r, uint32_t position, u
     uint32_t from = kg_index_state_below(e->index, &r->path, position - 1);
     from = from > r->last_ckpt ? from : r->last_ckpt;
     if (from >= position ||
-        !kg_ckpt_wins(e->conf.checkpoint, kg_index_worth(e->index, from, position),
+        !kg_ckpt_wins(e->conf.checkpoint,
+                      kg_index_worth(e->index, from, position, kg_ckpt_kind(why)),
                       kg_index_cheapest(e->index))) {
         e->stats.ckpt_pruned++;
         return 0;
@@ -347,7 +349,7 @@ void kg_cache_order(struct kg_engine *e, struct kg_pick *p, struct kg_order *ord
             at[i].position <= r->past + p->n_tokens) {
             withdraw(e, r);
         }
-        if (find_unit(e, r, at[i].position, &unit)) {
+        if (find_unit(e, r, at[i].position, at[i].why, &unit)) {
             why[p->n_orders] = at[i].why;
             orders[p->n_orders++] = (struct kg_order){at[i].position, unit};
         }

@@ -22,6 +22,10 @@
 #define RETRIES 32
 /* Expected reuse of a state that others continue from, beside its forks. */
 #define PASSED_REUSE 0.125
+/* Hits every kind of state is credited with before anything is known of it. */
+#define CREDIT 4u
+/* Fates after which a kind's counts are halved. */
+#define FATES 1024u
 /* Forks and hits count up to this. */
 #define MOST_REUSE 1000u
 
@@ -162,12 +166,32 @@ static double cost(const struct kg_index *ix, uint32_t from, uint32_t to)
     return (double)ix->conf.cost_ns(ix->conf.cost_ctx, from, to);
 }
 
+void kg_ix_tell_fate(struct kg_index *ix, uint32_t kind, uint32_t hit)
+{
+    struct kg_ix_fate *f = &ix->fate[kind];
+
+    if (f->known == FATES) {
+        f->known /= 2;
+        f->hit /= 2;
+    }
+    f->known++;
+    f->hit += hit;
+}
+
+/* Share of the states of a kind that were hit. */
+static double prior(const struct kg_index *ix, uint32_t kind)
+{
+    const struct kg_ix_fate *f = &ix->fate[kind];
+
+    return (double)(f->hit + CREDIT) / (double)(f->known + CREDIT);
+}
+
 double kg_ix_rank(const struct kg_index *ix, uint32_t v)
 {
     const struct kg_ix_node *n = &ix->nodes[v];
     uint32_t page = ix->conf.page_tokens, own = n->n_pages, up = n->parent;
     int alone = n->below == 0;
-    double reuse = alone ? 1.0 : PASSED_REUSE;
+    double reuse = alone ? prior(ix, n->kind) : PASSED_REUSE;
     uint32_t forks = n->n_children > n->hits ? n->n_children : n->hits;
 
     for (; up != KG_IX_ROOT && ix->nodes[up].state == KG_NONE; up = ix->nodes[up].parent) {
@@ -340,6 +364,9 @@ static void evict_state(struct kg_index *ix, uint32_t v, struct kg_index_victim 
     victim->rank = n->rank;
     ix->floor = n->rank > ix->floor ? n->rank : ix->floor;
     ix->stats.evicted[KG_STATE]++;
+    if (n->hits == 0) {
+        kg_ix_tell_fate(ix, n->kind, 0);
+    }
     kg_ix_set_state(ix, v, KG_NONE);
     (void)kg_ix_merge(ix, v);
     refresh(ix);
@@ -367,12 +394,12 @@ int kg_index_evict(struct kg_index *ix, const uint32_t want[KG_N_KINDS], uint32_
     return KG_OK;
 }
 
-double kg_index_worth(const struct kg_index *ix, uint32_t from, uint32_t to)
+double kg_index_worth(const struct kg_index *ix, uint32_t from, uint32_t to, uint32_t kind)
 {
     double bytes = (double)ix->conf.unit_bytes[KG_STATE] +
                    (double)ix->conf.unit_bytes[KG_PAGE] * ((to - from) / ix->conf.page_tokens);
 
-    return ix->floor + cost(ix, from, to) / bytes;
+    return ix->floor + prior(ix, kind) * cost(ix, from, to) / bytes;
 }
 
 double kg_index_cheapest(struct kg_index *ix)

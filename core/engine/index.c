@@ -218,7 +218,9 @@ int kg_index_open(struct kg_index *ix, const struct kg_index_match *m, uint64_t 
         struct kg_ix_node *n = &ix->nodes[m->node];
         path->tip = path->state_node = m->node;
         path->n_tokens = m->state_tokens;
-        n->hits += (uint32_t)(counts != 0);
+        if (counts && n->hits++ == 0) {
+            kg_ix_tell_fate(ix, n->kind, 1);
+        }
         n->base = ix->floor;
         if (n->state_locks++ == 0) {
             ix->evictable[KG_STATE]--;
@@ -426,11 +428,12 @@ static uint32_t node_below(const struct kg_index *ix, const struct kg_index_path
 }
 
 int kg_index_donate(struct kg_index *ix, const struct kg_index_path *path, const uint32_t *tokens,
-                    uint32_t position, uint32_t state)
+                    uint32_t position, uint32_t state, uint32_t kind)
 {
     uint32_t p = position / ix->conf.page_tokens;
 
-    if (p == 0 || position % ix->conf.page_tokens != 0 || state >= ix->conf.max_units[KG_STATE]) {
+    if (kind >= KG_INDEX_KINDS || p == 0 || position % ix->conf.page_tokens != 0 ||
+        state >= ix->conf.max_units[KG_STATE]) {
         return KG_EINVAL;
     }
     uint32_t v = KG_NONE;
@@ -445,6 +448,7 @@ int kg_index_donate(struct kg_index *ix, const struct kg_index_path *path, const
     if (ix->nodes[v].end > p) {
         v = kg_ix_split(ix, v, p - (ix->nodes[v].end - ix->nodes[v].n_pages));
     }
+    ix->nodes[v].kind = (uint8_t)kind;
     kg_ix_set_state(ix, v, state);
     ix->stats.inserted[KG_STATE]++;
     return KG_OK;

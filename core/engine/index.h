@@ -25,6 +25,8 @@
 
 struct kg_index;
 
+#define KG_INDEX_KINDS 8u /* kinds of checkpoints the index tells apart */
+
 struct kg_index_conf {
     uint32_t page_tokens;            /* tokens of a page, >= 1 */
     uint32_t max_units[KG_N_KINDS];  /* unit ids are below these; pages >= 1 */
@@ -124,10 +126,11 @@ uint32_t kg_index_append(struct kg_index *ix, struct kg_index_path *path, const 
  * Gives a state, valid at exactly `position` of the request with tokens[position] (from its first
  * token on), to the node that ends there. KG_OK: the index owns it. KG_EAGAIN: there is one
  * already, or its pages are not in the index: the caller keeps it. KG_EINVAL: not a multiple of a
- * page, or 0.
+ * page, or 0. kind: below KG_INDEX_KINDS, why it was written; how often states of a kind were hit
+ * before they went decides what a new one of that kind is worth.
  */
 int kg_index_donate(struct kg_index *ix, const struct kg_index_path *path, const uint32_t *tokens,
-                    uint32_t position, uint32_t state);
+                    uint32_t position, uint32_t state, uint32_t kind);
 /* Takes back a state that was donated at `position` and that nobody hit since: KG_OK, the caller
  * owns it. KG_EAGAIN when it is gone, another one, in use, or was worth something to somebody. */
 int kg_index_withdraw(struct kg_index *ix, const struct kg_index_path *path, uint32_t position,
@@ -156,8 +159,8 @@ int kg_index_evict(struct kg_index *ix, const uint32_t want[KG_N_KINDS], uint32_
                    uint32_t max_pages, struct kg_index_victim *victim);
 
 /* Value of a checkpoint at `to` for a request whose nearest state is at `from` < to, on the scale
- * of kg_index_cheapest: expected reuse 1, all pages between counted. */
-double kg_index_worth(const struct kg_index *ix, uint32_t from, uint32_t to);
+ * of kg_index_cheapest: expected reuse that of its kind, all pages between counted. */
+double kg_index_worth(const struct kg_index *ix, uint32_t from, uint32_t to, uint32_t kind);
 /* Value of the state that would be evicted next; INFINITY when none could be. */
 double kg_index_cheapest(struct kg_index *ix);
 /* Position of the deepest state on a path at or below `position`; 0 for none. */

@@ -40,7 +40,13 @@ struct kg_ix_node {
     uint32_t list_next, list_prev;
     uint8_t list;  /* KG_IX_DEAD, KG_IX_GHOST, KG_IX_NOLIST */
     uint8_t ghost; /* no units */
+    uint8_t kind;  /* of the state */
     uint8_t used;
+};
+
+/* What became of states of a kind. */
+struct kg_ix_fate {
+    uint32_t known, hit; /* hit or evicted; of those, hit. Halved when many, so that they follow */
 };
 
 struct kg_ix_heap {
@@ -64,6 +70,7 @@ struct kg_index {
     uint32_t mask;
     struct kg_ix_heap heap[KG_IX_HEAPS];
     struct kg_ix_list list[KG_IX_LISTS];
+    struct kg_ix_fate fate[KG_INDEX_KINDS];
     uint64_t clock;  /* changes so far */
     double floor;    /* rank of the last state evicted: the scale rises, so what is unused ages */
     uint32_t cursor; /* heap place whose rank is refreshed next */
@@ -106,6 +113,8 @@ void kg_ix_list_drop(struct kg_index *ix, uint32_t v);
 /* In v's list, `w` enters right behind v (newer). */
 void kg_ix_list_after(struct kg_index *ix, uint32_t v, uint32_t w);
 double kg_ix_rank(const struct kg_index *ix, uint32_t v);
+/* A state of a kind was hit for the first time, or went without. */
+void kg_ix_tell_fate(struct kg_index *ix, uint32_t kind, uint32_t hit);
 /* v's pages are gone or back. */
 void kg_ix_set_ghost(struct kg_index *ix, uint32_t v, int ghost);
 /* Forgets ghosts until they keep to their bound and `n` cells are free; KG_EAGAIN: not so many. */

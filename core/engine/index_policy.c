@@ -101,6 +101,19 @@ uint32_t kg_ckpt_orders(const struct kg_ckpt_view *v, struct kg_ckpt *out, uint3
     return n;
 }
 
+uint32_t kg_ckpt_kind(uint32_t why)
+{
+    static const uint32_t rarest_first[] = {KG_CKPT_WHY_BRANCH,  KG_CKPT_WHY_PROMPT,
+                                            KG_CKPT_WHY_MESSAGE, KG_CKPT_WHY_ANSWER,
+                                            KG_CKPT_WHY_OCTAVE,  KG_CKPT_WHY_INTERVAL};
+    uint32_t kind = 0;
+
+    while (kind < 5 && !(why & rarest_first[kind])) {
+        kind++;
+    }
+    return kind;
+}
+
 int kg_ckpt_wins(uint32_t policy, double worth, double cheapest)
 {
     return policy == KG_CKPT_AUTO ? worth > cheapest : !isinf(cheapest);

@@ -51,6 +51,9 @@ struct kg_ckpt {
  */
 uint32_t kg_ckpt_orders(const struct kg_ckpt_view *v, struct kg_ckpt *out, uint32_t *n_rows);
 
+/* Kind of a checkpoint for the index (below KG_INDEX_KINDS): its rarest reason. */
+uint32_t kg_ckpt_kind(uint32_t why);
+
 /* Whether a checkpoint of value `worth` may take the place of the cheapest cached state: auto asks
  * for more value per byte, the others take it whenever something can be evicted. */
 int kg_ckpt_wins(uint32_t policy, double worth, double cheapest);

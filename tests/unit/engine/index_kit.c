@@ -133,13 +133,14 @@ static void checkpoint(struct kit *k, struct kg_index_path *path, const uint32_t
     }
     uint32_t from = kg_index_state_below(k->ix, path, c->position - 1);
     if (k->n_free[KG_STATE] == 0 &&
-        !kg_ckpt_wins(k->policy, kg_index_worth(k->ix, from, c->position),
+        !kg_ckpt_wins(k->policy, kg_index_worth(k->ix, from, c->position, kg_ckpt_kind(c->why)),
                       kg_index_cheapest(k->ix))) {
         k->n_pruned++;
         return;
     }
     uint32_t id = kit_take(k, KG_STATE);
-    if (id == KG_NONE || kg_index_donate(k->ix, path, tokens, c->position, id) != KG_OK) {
+    if (id == KG_NONE ||
+        kg_index_donate(k->ix, path, tokens, c->position, id, kg_ckpt_kind(c->why)) != KG_OK) {
         k->n_skipped++;
         if (id != KG_NONE) {
             kit_give(k, KG_STATE, id);
@@ -227,5 +228,6 @@ void kit_insert(struct kit *k, struct kg_index_path *path, uint64_t salt, const 
 
 void kit_state(struct kit *k, struct kg_index_path *path, const uint32_t *tokens, uint32_t position)
 {
-    assert_int_equal(kg_index_donate(k->ix, path, tokens, position, kit_take(k, KG_STATE)), KG_OK);
+    assert_int_equal(kg_index_donate(k->ix, path, tokens, position, kit_take(k, KG_STATE), 0),
+                     KG_OK);
 }
