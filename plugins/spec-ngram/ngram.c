@@ -7,8 +7,9 @@
  * Each sequence has an estimate p of the probability that a draft is accepted, a moving average
  * over its verified drafts. The k-th draft of a window survives with p^k. It is verified while that
  * is at least the price of a row: its share of a step's time over what a token costs now, from the
- * cost surface, or `min_gain` without one. A sequence whose first draft does not pay drafts nothing
- * and tries a short window again after `retry` tokens.
+ * cost surface, or `min_gain` without one. A sequence whose first draft does not pay tries a short
+ * window now and then: at its start, at once after one that was right as a whole, and else when
+ * `retry` tokens went by.
  */
 #include <kedge/spec.h>
 #include <string.h>
@@ -111,7 +112,7 @@ static struct ngram_slot *slot_of(struct kg_spec *s, uint32_t slot, uint64_t id)
     struct ngram_slot *q = &s->slots[slot];
 
     if (q->id != id) {
-        *q = (struct ngram_slot){.id = id, .p = TRUST};
+        *q = (struct ngram_slot){.id = id, .p = TRUST, .since = s->conf.retry};
     }
     return q;
 }
@@ -261,12 +262,17 @@ static void choose(struct kg_spec *s, const struct kg_spec_view *v, uint32_t *le
 
 /* --- learning --- */
 
-static void learn(struct ngram_slot *q, const struct kg_spec_seen *seen)
+static void learn(const struct kg_spec *s, struct ngram_slot *q, const struct kg_spec_seen *seen)
 {
     /* A run that a stop or max_tokens cut says nothing of the draft behind the cut. */
     int cut = seen->n_tokens == seen->n_accepted;
 
-    q->since = seen->n_verified > 0 ? 0 : q->since + seen->n_tokens;
+    /* After a window that was right as a whole the next may be tried at once. */
+    if (seen->n_verified == 0) {
+        q->since += seen->n_tokens;
+    } else {
+        q->since = seen->n_accepted == seen->n_verified ? s->conf.retry : 0;
+    }
     for (uint32_t k = 0; k < seen->n_accepted; k++) {
         q->p += STEP * (1.0f - q->p);
     }
@@ -281,7 +287,7 @@ static void observe(struct kg_spec *s, const struct kg_spec_seen *seen, uint32_t
     (void)step_ns;
     for (uint32_t i = 0; i < n; i++) {
         if (!seen[i].ended) {
-            learn(slot_of(s, seen[i].slot, seen[i].id), &seen[i]);
+            learn(s, slot_of(s, seen[i].slot, seen[i].id), &seen[i]);
         } else if (s->slots[seen[i].slot].id == seen[i].id) {
             s->slots[seen[i].slot].id = 0;
         }

@@ -144,6 +144,7 @@ int main(int argc, char **argv)
 
     (void)printf("%-7s %5s %5s %10s %10s %6s %9s %9s %7s\n", "prompt", "temp", "batch", "off tok/s",
                  "ngram", "ratio", "verified", "accepted", "a step");
+    (void)setvbuf(stdout, NULL, _IOLBF, 0); /* rows as they come */
     for (uint32_t kind = 0; kind < 5; kind++) {
         for (uint32_t b = 0; b < 2; b++) {
             for (uint32_t t = 0; t < 2; t++) {

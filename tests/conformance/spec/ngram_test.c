@@ -167,6 +167,10 @@ static void the_cost_surface_prices_a_row(void **state)
     uint64_t cheap[2] = {1000, 1}, dear[2] = {0, 1000};
     struct kg_cost cost = {sizeof(cost), cheap, linear};
     one_open(&o, "min_gain=1 drafts=8");
+    assert_int_equal(ask(&o, 7, REPEATS, 8, NULL), 2); /* everybody gets one try */
+    tell(&o, 7, 2, 2);
+    assert_int_equal(ask(&o, 7, REPEATS, 8, NULL), 2); /* and another after a right one */
+    tell(&o, 7, 2, 1);
     assert_int_equal(ask(&o, 7, REPEATS, 8, NULL), 0); /* min_gain, without a surface */
     assert_int_equal(ask(&o, 7, REPEATS, 8, &cost), 8);
     cost.ctx = dear; /* a row costs what a token costs: no draft can pay */
