@@ -118,8 +118,10 @@ static void all_lengths_rewinds_and_seeds(void **state)
 {
     (void)state;
     static const char *const maths[] = {"exact", "fast"};
-    if (!xrig_is_full())
+    if (!xrig_is_full()) {
+        print_message("skipped: runs with KEDGE_FULL=1\n");
         skip();
+    }
     for (uint32_t k = 0; k < 8; k++) {
         make_truth(maths[k % 2], k & 2 ? 0.0f : 0.8f, k & 4 ? 1 : 0);
         check_ways(maths[k % 2]);

@@ -29,7 +29,7 @@ def test_the_operators_path_works_as_written():
         script = "\necho ==\n".join(found)
         assert "127.0.0.1:8000" in script and "build/kedge" in script
         script = script.replace("127.0.0.1:8000", "127.0.0.1:" + port)
-        script = script.replace("build/kedge", kedge.BINARY).replace("/tmp/", folder + "/")
+        script = script.replace("/tmp/", folder + "/").replace("build/kedge", kedge.BINARY)
         script = script.replace("tiny.ini ", "tiny.ini --set server.port=" + port + " ")
         p = subprocess.run(["bash", "-c", script], cwd=kedge.ROOT, capture_output=True, text=True,
                            timeout=100)
