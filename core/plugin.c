@@ -4,7 +4,9 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <elf.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,11 +22,48 @@ const struct kg_plugin *kg_plugin_builtin(uint32_t kind, const char *name)
     return NULL;
 }
 
+/*
+ * dlopen maps what the program headers promise and dies of SIGBUS when the file ends before: a
+ * half-copied plugin must be refused first. Says nothing about files that are no ELF at all: dlopen
+ * has words for those.
+ */
+static int is_whole(const char *path, struct kg_error *err)
+{
+    struct stat st;
+    Elf64_Ehdr head;
+    Elf64_Phdr part;
+    int rc = KG_OK, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+
+    if (fd < 0)
+        return KG_OK;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) ||
+        pread(fd, &head, sizeof(head), 0) != (ssize_t)sizeof(head) ||
+        memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 || head.e_ident[EI_CLASS] != ELFCLASS64 ||
+        head.e_phentsize != sizeof(part))
+        goto out;
+    uint64_t size = (uint64_t)st.st_size;
+    for (uint32_t i = 0; i < head.e_phnum && rc == KG_OK; i++) {
+        uint64_t at = head.e_phoff + (uint64_t)i * sizeof(part);
+        if (at > size || pread(fd, &part, sizeof(part), (off_t)at) != (ssize_t)sizeof(part))
+            rc = kg_fail(err, KG_EABI, "%s: cut off: its program headers lie behind its end", path);
+        else if (part.p_type == PT_LOAD &&
+                 (part.p_offset > size || part.p_filesz > size - part.p_offset))
+            rc = kg_fail(err, KG_EABI, "%s: cut off: %llu bytes, segment %u wants %llu", path,
+                         (unsigned long long)size, i,
+                         (unsigned long long)(part.p_offset + part.p_filesz));
+    }
+out:
+    (void)close(fd);
+    return rc;
+}
+
 static int open_file(const char *path, uint32_t kind, const char *name, struct kg_plugin_ref *out,
                      struct kg_error *err)
 {
     kg_plugin_entry_fn *entry;
 
+    if (is_whole(path, err) != KG_OK)
+        return KG_EABI;
     /* NODELETE: threads of a vendor library may still run in it; the process ends instead. */
     void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (so == NULL) {

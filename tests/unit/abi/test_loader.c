@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -152,6 +153,43 @@ static void a_file_that_is_no_library_is_refused(void **state)
     (void)rmdir(path);
 }
 
+/* In a child: what is wrong with a cut plugin is death by SIGBUS inside dlopen. */
+static void a_file_cut_anywhere_is_refused(void **state)
+{
+    char path[] = "/tmp/kedge-test-XXXXXX";
+    char file[64];
+    struct kg_plugin_ref ref;
+    struct kg_error err;
+    static char bytes[4 << 20];
+
+    (void)state;
+    FILE *f = fopen(FIXTURES "/spec-good.so", "r");
+    assert_non_null(f);
+    size_t n = fread(bytes, 1, sizeof(bytes), f);
+    (void)fclose(f);
+    assert_true(n > 4096 && n < sizeof(bytes));
+    assert_non_null(mkdtemp(path));
+    (void)snprintf(file, sizeof(file), "%s/spec-good.so", path);
+    for (size_t cut = 0; cut < 12288 && cut < n; cut += cut < 1024 ? 37 : 997) {
+        f = fopen(file, "w");
+        assert_non_null(f);
+        assert_int_equal(fwrite(bytes, 1, cut, f), cut);
+        (void)fclose(f);
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            int rc = kg_plugin_load(path, KG_KIND_SPEC, "good", &ref, &err);
+            _exit(rc == KG_EABI && strstr(err.text, file) != NULL ? 0 : 1);
+        }
+        int status = -1;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+            fail_msg("cut at %zu of %zu: wait status %d", cut, n, status);
+        (void)unlink(file);
+    }
+    (void)rmdir(path);
+}
+
 static void built_ins_are_verified_like_files(void **state)
 {
     struct kg_plugin_ref ref;
@@ -266,6 +304,7 @@ int main(void)
         cmocka_unit_test(the_current_folder_is_never_searched),
         cmocka_unit_test(names_cannot_leave_the_folder),
         cmocka_unit_test(a_file_that_is_no_library_is_refused),
+        cmocka_unit_test(a_file_cut_anywhere_is_refused),
         cmocka_unit_test(built_ins_are_verified_like_files),
         cmocka_unit_test(no_op_of_any_kind_may_be_missing),
         cmocka_unit_test(a_scan_visits_built_ins_and_files_good_and_refused),
