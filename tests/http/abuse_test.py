@@ -263,7 +263,8 @@ def test_leaving_in_mid_stream_frees_everything():
             next(iter(s))
             getattr(s, how)()
     server.wait_for(server.is_idle)
-    assert server.metric("vllm:request_success_total", finished_reason="abort") > 0
+    server.wait_for(
+        lambda: server.metric("vllm:request_success_total", finished_reason="abort") > 0)
 
 
 def test_leaving_before_a_plain_answer_frees_everything():

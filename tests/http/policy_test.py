@@ -121,8 +121,8 @@ def test_caps_and_refusals_of_the_engines_hook_reach_the_client():
             assert a["choices"][0]["token_ids"] == want, "capped, and min_tokens with it"
         error = server.refused(COMPLETIONS, ask("no"), 429)
         assert (error["code"], error["message"]) == ("policy_rejected", "needs 1 state")
-        assert server.metric("kedge:policy_deferred_total") >= 2
-        assert server.metric("kedge:policy_rejected_total", hook="admit") == 1
+        server.wait_for(lambda: server.metric("kedge:policy_deferred_total") >= 2)
+        server.wait_for(lambda: server.metric("kedge:policy_rejected_total", hook="admit"), 1)
         assert server.metric("kedge:policy_errors_total") == 0
         assert server.metric("kedge:policy_budget_ends_total") == 0
         server.wait_for(server.is_idle)
@@ -151,7 +151,7 @@ def test_hostile_scripts_fail_their_request_and_the_server_serves_on():
         ends = server.metric("kedge:policy_budget_ends_total", hook="arrive")
         errors = server.metric("kedge:policy_errors_total", hook="arrive")
         assert ends >= 4 and ends + errors == 2 * len(bodies), (ends, errors)
-        assert server.metric("kedge:policy_budget_ends_total", hook="admit") == 1
+        server.wait_for(lambda: server.metric("kedge:policy_budget_ends_total", hook="admit"), 1)
     with kedge.Server(script.conf(on_error="admit")) as server:
         for name in bodies:
             server.ok(COMPLETIONS, ask(name))
