@@ -41,6 +41,7 @@ def test_tokens_and_text_of_a_completion_are_the_scripts():
 def test_a_prompt_seen_before_is_reused_but_for_its_last_page():
     body = {"prompt": list(range(1000, 1200)), "max_tokens": 9, "temperature": 0,
             "return_token_ids": True}
+    server.wait_for(server.is_idle)
     hits = server.metric("vllm:prefix_cache_hits_total")
 
     def ask(**more):
@@ -268,6 +269,7 @@ def test_usage_in_every_chunk_when_asked():
 
 
 def test_metrics_count_what_happened():
+    server.wait_for(server.is_idle)  # numbers of earlier answers are in
     before = server.metrics()
     for _ in range(3):
         server.ok(COMPLETIONS, {"prompt": [1, 2, 3], "max_tokens": 5, "ignore_eos": True})
