@@ -73,16 +73,33 @@ static void draft_host(struct kg_engine *e, const struct kg_spec_view *view)
     e->stats.drafts_failed += rc < 0;
 }
 
-/* MODEL: the backend drafts for those who may; what it cannot do is no draft. */
-static void draft_model(struct kg_engine *e)
+/* MODEL: how much to draft for each sequence, in draft_counts. */
+static void ask_wants(struct kg_engine *e, const struct kg_spec_view *view)
 {
-    uint32_t n = 0, most = e->desc.draft_block;
-
     for (uint32_t i = 0; i < e->n_spec; i++) {
-        struct kg_spec_seq *q = &e->spec_seqs[i];
-        if (q->max_draft > 0) {
-            uint32_t want = q->max_draft < most ? q->max_draft : most;
-            e->drafts[n++] = (struct kg_draft){q->slot, want, e->survival + (size_t)i * e->block};
+        e->draft_counts[i] = e->spec_seqs[i].max_draft;
+    }
+    if (KG_HAS(e->parts.spec_ops, struct kg_spec_ops, want)) {
+        e->parts.spec_ops->want(e->parts.spec, view, e->draft_counts);
+    }
+    for (uint32_t i = 0; i < e->n_spec; i++) {
+        const struct kg_spec_seq *q = &e->spec_seqs[i];
+        uint32_t most = q->max_draft < e->desc.draft_block ? q->max_draft : e->desc.draft_block;
+        e->stats.drafts_failed += e->draft_counts[i] > q->max_draft;
+        e->draft_counts[i] = e->draft_counts[i] < most ? e->draft_counts[i] : most;
+    }
+}
+
+/* The backend drafts for those who may; what it cannot do is no draft. */
+static void draft_model(struct kg_engine *e, const struct kg_spec_view *view)
+{
+    uint32_t n = 0;
+
+    ask_wants(e, view);
+    for (uint32_t i = 0; i < e->n_spec; i++) {
+        if (e->draft_counts[i] > 0) {
+            e->drafts[n++] = (struct kg_draft){e->spec_seqs[i].slot, e->draft_counts[i],
+                                               e->survival + (size_t)i * e->block};
         }
     }
     uint64_t t = kg_now_ns();
@@ -92,9 +109,9 @@ static void draft_model(struct kg_engine *e)
     n = 0;
     for (uint32_t i = 0; i < e->n_spec && rc == KG_OK; i++) {
         struct kg_spec_seq *q = &e->spec_seqs[i];
-        if (q->max_draft > 0) {
+        if (e->draft_counts[i] > 0) {
             const struct kg_draft *d = &e->drafts[n++];
-            q->n_drafted = d->n < q->max_draft ? d->n : q->max_draft;
+            q->n_drafted = d->n < e->draft_counts[i] ? d->n : e->draft_counts[i];
             q->survival = d->survival;
         }
     }
@@ -146,7 +163,7 @@ void kg_draft_step(struct kg_engine *e)
     if (e->parts.spec_caps & KG_SPEC_CAP_HOST) {
         draft_host(e, &view);
     } else if (e->parts.spec_caps & KG_SPEC_CAP_MODEL) {
-        draft_model(e);
+        draft_model(e, &view);
     }
     choose(e, &view);
 }

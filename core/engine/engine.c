@@ -137,7 +137,14 @@ static int measure_cost(struct kg_engine *e, struct kg_error *err)
     if (rc != KG_OK) {
         return kg_fail(err, rc, "the backend cannot time a step ([engine] cost = measured)");
     }
-    e->cost = (struct kg_cost){sizeof(e->cost), &e->cost_table, kg_cost_step_ns};
+    if (e->parts.spec_caps & KG_SPEC_CAP_MODEL) {
+        rc = kg_draft_cost_measure(&e->cost_table.draft, e->parts.exec_ops, e->parts.exec,
+                                   e->conf.max_seqs, e->block, e->max_context);
+    }
+    if (rc != KG_OK) {
+        return kg_fail(err, rc, "the backend cannot time a draft ([engine] cost = measured)");
+    }
+    e->cost = (struct kg_cost){sizeof(e->cost), &e->cost_table, kg_cost_step_ns, kg_cost_draft_ns};
     return KG_OK;
 }
 

@@ -128,6 +128,9 @@ static int check_sampling(const struct kg_sampling *s, struct kg_error *err)
         !(s->presence_penalty >= -2.0f && s->presence_penalty <= 2.0f)) {
         return kg_fail(err, KG_EINVAL, "penalties must be between -2 and 2");
     }
+    if (s->accept > KG_ACCEPT_BLOCK) {
+        return kg_fail(err, KG_EINVAL, "%u is no rule of acceptance", s->accept);
+    }
     if (s->n_logprobs > KG_MAX_LOGPROBS || s->n_stop_ids > KG_MAX_STOP_IDS) {
         return kg_fail(err, KG_EINVAL, "at most %d logprobs and %d stop ids, not %u and %u",
                        KG_MAX_LOGPROBS, KG_MAX_STOP_IDS, s->n_logprobs, s->n_stop_ids);

@@ -21,6 +21,9 @@ struct kg_accept {
     uint32_t left;          /* tokens that may be emitted, >= 1 */
     uint32_t force;         /* tests: accept exactly min(this, n_draft) drafts; KG_NONE: off */
     const uint32_t *drafts; /* [n_draft] */
+    const float *q;         /* [n_draft][vocab] probabilities each draft was drawn from, with noise
+                               of KG_STREAM_DRAFT; NULL: it was not drawn (prompt lookup). Not read
+                               under coupling */
     const struct kg_sampling *sampling;
     struct kg_token_counts *counts; /* tokens before `position`; every emitted token is added.
                                        NULL: no penalties */

@@ -80,6 +80,11 @@ double kg_sample_noise(uint64_t seed, uint32_t position, uint32_t token)
     return gumbel(noise_bits(noise_key(seed, position), token));
 }
 
+uint64_t kg_sample_stream(uint64_t seed, uint32_t stream, uint32_t window)
+{
+    return mix64(mix64(seed ^ stream * 0xd6e8feb86659fd93ull) + (window + 1ull) * WEYL);
+}
+
 /* --- rows ------------------------------------------------------------------------------------- */
 
 /* Order of a float as a signed integer; NaNs lie beyond the infinities on either side. */

@@ -98,6 +98,19 @@ uint32_t kg_sample_logprobs(const float *logits, uint32_t vocab, uint32_t token,
 double kg_sample_noise(uint64_t seed, uint32_t position, uint32_t token);
 
 /*
+ * Noise that is independent of a request's own, and between windows: a seed for kg_sample_noise.
+ * `window`: position of the window's first draft; each window of a request begins at another one.
+ * Under rejection and block a drafter draws with KG_STREAM_DRAFT: noise that depended on the
+ * position alone would come back in the next window, after its drafts have been looked at. Under
+ * coupling it draws with the request's own seed.
+ */
+enum kg_stream {
+    KG_STREAM_DRAFT = 1,  /* what a drafter draws with */
+    KG_STREAM_ACCEPT = 2, /* the tests of acceptance */
+};
+uint64_t kg_sample_stream(uint64_t seed, uint32_t stream, uint32_t window);
+
+/*
  * Acceptance by coupling: a draft is kept iff it is the token the target picked at that position
  * with its own noise. So the output equals plain decoding, bit for bit.
  */

@@ -406,6 +406,18 @@ static int profile(struct kg_exec *x, uint32_t n_seqs, uint32_t rows, uint32_t c
     return KG_OK;
 }
 
+/* The scripted drafter takes no time. */
+static int profile_draft(struct kg_exec *x, uint32_t n_seqs, uint32_t n_tokens, uint32_t context,
+                         uint64_t *ns)
+{
+    if (!x->bound || n_seqs == 0 || n_seqs > x->max_seqs || n_tokens == 0 ||
+        n_tokens > x->conf.draft_block || context > x->max_context) {
+        return KG_EINVAL;
+    }
+    *ns = 0;
+    return KG_OK;
+}
+
 static int views(const struct kg_exec *x, const struct kg_view **out, uint32_t *n)
 {
     if (!x->bound) {
@@ -436,6 +448,7 @@ static const struct kg_exec_ops ops = {
     .draft = null_draft,
     .advance = advance,
     .views = views,
+    .profile_draft = profile_draft,
 };
 
 static const struct kg_plugin plugin = {

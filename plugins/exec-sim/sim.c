@@ -369,6 +369,17 @@ static int profile(struct kg_exec *x, uint32_t n_seqs, uint32_t rows, uint32_t c
     return KG_OK;
 }
 
+static int profile_draft(struct kg_exec *x, uint32_t n_seqs, uint32_t n_tokens, uint32_t context,
+                         uint64_t *ns)
+{
+    if (!x->bound || n_seqs == 0 || n_seqs > x->max_seqs || n_tokens == 0 ||
+        n_tokens > x->conf.draft_block || context > x->max_context) {
+        return KG_EINVAL;
+    }
+    *ns = (uint64_t)(x->cost.draft_ns + 0.5);
+    return KG_OK;
+}
+
 static const struct kg_exec_ops ops = {
     .size = sizeof(ops),
     .open = open_sim,
@@ -388,6 +399,7 @@ static const struct kg_exec_ops ops = {
     .now = sim_now,
     .draft = sim_draft,
     .advance = advance,
+    .profile_draft = profile_draft,
 };
 
 static const struct kg_plugin plugin = {

@@ -28,7 +28,7 @@
 #include <kedge/pool.h>
 
 #define KG_EXEC_MAJOR 1
-#define KG_EXEC_MINOR 0
+#define KG_EXEC_MINOR 1
 
 /* Capability bits. The first three are the promise of core/docs/architecture.md. */
 #define KG_EXEC_CAP_INVARIANT_BATCH 1ull /* bits do not depend on the batch */
@@ -86,6 +86,15 @@ struct kg_exec_desc {
     const char *rewind;    /* "replay", "snapshot" or NULL; lives until close */
 };
 
+/* How drafts are accepted (core/model/accept.h has the rules). Without drafts and at temperature 0
+ * all are the same: plain decoding, bit for bit. A backend that answers from a script may ignore
+ * it. */
+enum kg_accept_rule {
+    KG_ACCEPT_COUPLED = 0,   /* output equal to plain decoding, bit for bit */
+    KG_ACCEPT_REJECTION = 1, /* output equal in distribution; each draft on its own */
+    KG_ACCEPT_BLOCK = 2,     /* output equal in distribution; the window as a whole */
+};
+
 /* Sampling of one request. Zero-initialised plus temperature 1 is a legal value. */
 #define KG_MAX_STOP_IDS 16
 #define KG_MAX_LOGPROBS 20
@@ -104,6 +113,8 @@ struct kg_sampling {
     uint32_t ignore_eos; /* 1: stop_ids of the model do not stop (the request's own do) */
     uint32_t stop_ids[KG_MAX_STOP_IDS]; /* end the request; model's and request's merged */
     uint64_t seed;                      /* of the coupled noise */
+    uint32_t accept;                    /* enum kg_accept_rule (since minor 1) */
+    uint32_t reserved;                  /* 0 */
 };
 
 /* When the committed length of the sequence reaches `position`, also write its state to `unit`. */
@@ -187,10 +198,12 @@ struct kg_seq_result {
 struct kg_result {
     size_t size; /* sizeof(struct kg_result), set by the caller */
     uint64_t step;
-    uint64_t step_ns; /* time the step took on the backend's clock */
+    uint64_t step_ns; /* time the step took on the backend's clock, its drafts included */
     uint32_t n_seqs;
     uint32_t reserved;
     const struct kg_seq_result *seqs; /* in the order of the batch */
+    uint64_t draft_ns;                /* of step_ns: drafting; 0 where not told (since minor 1) */
+    uint64_t commit_ns;               /* of step_ns: bringing states to the last accepted row */
 };
 
 /*
@@ -270,6 +283,11 @@ struct kg_exec_ops {
     /* Optional, KG_EXEC_CAP_VIEWS: the spans of a page and of a state. The array is the
      * backend's. */
     int (*views)(const struct kg_exec *exec, const struct kg_view **views, uint32_t *n);
+    /* Optional, KG_EXEC_CAP_DRAFT (since minor 1): time in ns of drafting `n_tokens` tokens for
+     * each of n_seqs sequences of `context` tokens. As profile: once bound, not in a step,
+     * KG_EINVAL beyond the limits of describe, KG_ENOMEM. */
+    int (*profile_draft)(struct kg_exec *exec, uint32_t n_seqs, uint32_t n_tokens, uint32_t context,
+                         uint64_t *ns);
 };
 
 #endif

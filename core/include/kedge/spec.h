@@ -11,7 +11,7 @@
 #include <kedge/host.h>
 
 #define KG_SPEC_MAJOR 1
-#define KG_SPEC_MINOR 0
+#define KG_SPEC_MINOR 1
 
 /* Capability bits. Exactly one of HOST and MODEL, or neither (spec-off). */
 #define KG_SPEC_CAP_HOST 1ull  /* draft() exists */
@@ -20,12 +20,17 @@
 
 struct kg_spec; /* one instance; private to the plugin */
 
-/* Step time by rows and requests, monotone in both; the engine's. NULL while there is none. */
+/* What a step and its drafts take, monotone in every argument but ctx; the engine's. NULL while
+ * there is none. */
 struct kg_cost {
     size_t size;
     void *ctx;
     /* Expected ns of a step of `rows` rows in all, `n_seqs` sequences, `context` tokens in all. */
     uint64_t (*step_ns)(void *ctx, uint32_t n_seqs, uint32_t rows, uint64_t context);
+    /* Since minor 1: expected ns of drafting n_tokens tokens for each of n_seqs sequences of
+     * `context` tokens in all; 0 without a drafter, and where the backend cannot time it. Not part
+     * of step_ns above. */
+    uint64_t (*draft_ns)(void *ctx, uint32_t n_seqs, uint32_t n_tokens, uint64_t context);
 };
 
 /* A decoding sequence of the coming step. */
@@ -82,7 +87,8 @@ struct kg_spec_ops {
     /* Verify lengths, lengths[i] <= min(seqs[i].n_drafted, cap, max_draft). */
     void (*choose)(struct kg_spec *spec, const struct kg_spec_view *view, uint32_t *lengths);
     /* What became of the windows of a step and of requests that ended: seen[n], the core's.
-     * step_ns: the step's time on the backend's clock, 0 when it is not that of these windows. */
+     * step_ns: the step's time on the backend's clock, drafts included; 0 when it is not that of
+     * these windows. */
     void (*observe)(struct kg_spec *spec, const struct kg_spec_seen *seen, uint32_t n,
                     uint64_t step_ns);
     /* Self-check, after each step of debug runs. KG_OK or KG_EINVAL with text. */
@@ -92,6 +98,10 @@ struct kg_spec_ops {
      * max_draft. A negative result means no drafts this step; it is counted. */
     int (*draft)(struct kg_spec *spec, const struct kg_spec_view *view, uint32_t *tokens,
                  uint32_t stride, uint32_t *counts);
+    /* Optional, KG_SPEC_CAP_MODEL (since minor 1): before the backend drafts, how many tokens for
+     * each sequence: wants[i] <= max_draft, 0 for no draft. The core has set wants[i] to max_draft;
+     * that is also the answer without this op. */
+    void (*want)(struct kg_spec *spec, const struct kg_spec_view *view, uint32_t *wants);
 };
 
 #endif

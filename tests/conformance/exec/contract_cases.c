@@ -337,6 +337,29 @@ static void drafts_come_with_survivals_that_fall(void **state)
     xc_close(&x);
 }
 
+static void a_draft_has_a_price_within_the_limits(void **state)
+{
+    (void)state;
+    struct xc x;
+    uint64_t ns = UINT64_MAX;
+    xc_open(&x);
+    if (!(x.desc.caps & KG_EXEC_CAP_DRAFT) || !KG_HAS(x.ops, struct kg_exec_ops, profile_draft)) {
+        xc_close(&x);
+        print_message("skipped: this backend lacks the capability\n");
+        skip();
+    }
+    for (uint32_t n = 1; n <= x.desc.draft_block; n++) {
+        assert_int_equal(x.ops->profile_draft(x.exec, 2, n, 40, &ns), KG_OK);
+        assert_true(ns < UINT64_MAX);
+        ns = UINT64_MAX;
+    }
+    assert_true(x.ops->profile_draft(x.exec, 0, 1, 40, &ns) < 0);
+    assert_true(x.ops->profile_draft(x.exec, 1, 0, 40, &ns) < 0);
+    assert_true(x.ops->profile_draft(x.exec, 1, x.desc.draft_block + 1, 40, &ns) < 0);
+    assert_true(x.ops->profile_draft(x.exec, 1, 1, x.desc.max_context + 1, &ns) < 0);
+    xc_close(&x);
+}
+
 const struct CMUnitTest xc_contract_cases[] = {
     cmocka_unit_test(the_description_is_usable_and_bits_have_their_ops),
     cmocka_unit_test(a_batch_that_breaks_a_rule_is_refused_and_nothing_computed),
@@ -348,5 +371,6 @@ const struct CMUnitTest xc_contract_cases[] = {
     cmocka_unit_test(min_tokens_keeps_stop_ids_away),
     cmocka_unit_test(time_never_falls_and_virtual_time_obeys),
     cmocka_unit_test(drafts_come_with_survivals_that_fall),
+    cmocka_unit_test(a_draft_has_a_price_within_the_limits),
     {0},
 };

@@ -165,7 +165,7 @@ AT(kg_exec_desc, record_bytes, 136);
 AT(kg_exec_desc, rewind_bytes, 144);
 AT(kg_exec_desc, rewind, 152);
 
-SIZE(kg_sampling, 120);
+SIZE(kg_sampling, 128);
 AT(kg_sampling, top_p, 4);
 AT(kg_sampling, min_p, 8);
 AT(kg_sampling, repetition_penalty, 12);
@@ -179,6 +179,8 @@ AT(kg_sampling, n_stop_ids, 40);
 AT(kg_sampling, ignore_eos, 44);
 AT(kg_sampling, stop_ids, 48);
 AT(kg_sampling, seed, 112);
+AT(kg_sampling, accept, 120);
+AT(kg_sampling, reserved, 124);
 
 SIZE(kg_order, 8);
 AT(kg_order, unit, 4);
@@ -225,12 +227,14 @@ AT(kg_seq_result, logprobs, 40);
 AT(kg_seq_result, echo, 48);
 AT(kg_seq_result, logits, 56);
 
-SIZE(kg_result, 40);
+SIZE(kg_result, 56);
 AT(kg_result, step, 8);
 AT(kg_result, step_ns, 16);
 AT(kg_result, n_seqs, 24);
 AT(kg_result, reserved, 28);
 AT(kg_result, seqs, 32);
+AT(kg_result, draft_ns, 40);
+AT(kg_result, commit_ns, 48);
 
 SIZE(kg_draft, 16);
 AT(kg_draft, n, 4);
@@ -245,7 +249,7 @@ AT(kg_view, offset, 24);
 AT(kg_view, token_stride, 32);
 AT(kg_view, n, 40);
 
-SIZE(kg_exec_ops, 152);
+SIZE(kg_exec_ops, 160);
 AT(kg_exec_ops, open, 8);
 AT(kg_exec_ops, close, 16);
 AT(kg_exec_ops, describe, 24);
@@ -264,6 +268,7 @@ AT(kg_exec_ops, now, 120);
 AT(kg_exec_ops, draft, 128);
 AT(kg_exec_ops, advance, 136);
 AT(kg_exec_ops, views, 144);
+AT(kg_exec_ops, profile_draft, 152);
 
 SIZE(kg_bootstrap, 48);
 AT(kg_bootstrap, ctx, 8);
@@ -341,9 +346,10 @@ AT(kg_sched_ops, served, 40);
 AT(kg_sched_ops, plan, 48);
 AT(kg_sched_ops, check, 56);
 
-SIZE(kg_cost, 24);
+SIZE(kg_cost, 32);
 AT(kg_cost, ctx, 8);
 AT(kg_cost, step_ns, 16);
+AT(kg_cost, draft_ns, 24);
 
 SIZE(kg_spec_seq, 48);
 AT(kg_spec_seq, slot, 8);
@@ -373,7 +379,7 @@ AT(kg_spec_seen, ended, 28);
 AT(kg_spec_seen, reserved, 32);
 AT(kg_spec_seen, tokens, 40);
 
-SIZE(kg_spec_ops, 72);
+SIZE(kg_spec_ops, 80);
 AT(kg_spec_ops, open, 8);
 AT(kg_spec_ops, close, 16);
 AT(kg_spec_ops, block, 24);
@@ -382,6 +388,7 @@ AT(kg_spec_ops, choose, 40);
 AT(kg_spec_ops, observe, 48);
 AT(kg_spec_ops, check, 56);
 AT(kg_spec_ops, draft, 64);
+AT(kg_spec_ops, want, 72);
 
 SIZE(kg_tier_key, 24);
 AT(kg_tier_key, length, 16);

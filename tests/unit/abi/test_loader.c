@@ -1,7 +1,11 @@
 #include "plugin.h"
 
+#include <kedge/exec.h>
+#include <kedge/spec.h>
+
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -22,8 +26,8 @@ static void each_wrong_field_is_refused_with_what_was_found_and_wanted(void **st
         {"reserved", "reserved", "7", "0"},
         {"kind", "kind", "1 (pool)", "3 (spec)"},
         {"major", "major", "2", "1"},
-        {"needs-minor", "needs_minor", "1", "at most 0"},
-        {"needs-above", "needs_minor", "1", "at most"},
+        {"needs-minor", "needs_minor", "2", "at most 1"},
+        {"needs-above", "needs_minor", "2", "at most"},
         {"name", "name", "\"other\"", "\"name\""},
         {"version", "version", "nothing", "text"},
         {"summary", "summary", "nothing", "one line"},
@@ -208,6 +212,12 @@ static void built_ins_are_verified_like_files(void **state)
     assert_null(kg_plugin_builtin(KG_KIND_TIER, "self"));
 }
 
+static bool may_be_missing(uint32_t kind, size_t offset)
+{
+    return (kind == KG_KIND_EXEC && offset == offsetof(struct kg_exec_ops, profile_draft)) ||
+           (kind == KG_KIND_SPEC && offset == offsetof(struct kg_spec_ops, want));
+}
+
 /* Whatever op is taken out of a whole table, the plugin is refused: mandatory ones because they
  * are, optional ones because their bit is set. */
 static void no_op_of_any_kind_may_be_missing(void **state)
@@ -236,6 +246,8 @@ static void no_op_of_any_kind_may_be_missing(void **state)
             memcpy(table, copy.ops, size);
             memset(table + at, 0, sizeof(void *));
             copy.ops = table;
+            if (may_be_missing(copy.kind, at))
+                continue;
             if (kg_plugin_verify(&copy, copy.kind, copy.name, "copy", &err) != KG_EABI)
                 fail_msg("%s without the op at %zu was taken", copy.name, at);
             assert_non_null(strstr(err.text, "copy: op "));
