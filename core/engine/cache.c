@@ -292,7 +292,9 @@ static uint32_t positions(const struct kg_engine *e, const struct kg_pick *p, st
                              .branch = r->branch,
                              .last = r->last_ckpt,
                              .boundaries = r->job->boundaries,
-                             .n_boundaries = r->job->n_boundaries};
+                             .n_boundaries = r->job->n_boundaries,
+                             .marks = r->job->marks,
+                             .n_marks = r->job->n_marks};
 
     if (e->test.force_orders) {
         v.policy = KG_CKPT_INTERVAL;
@@ -323,7 +325,7 @@ static int find_unit(struct kg_engine *e, struct kg_req *r, uint32_t position, u
     uint32_t from = kg_index_state_below(e->index, &r->path, position - 1);
     from = from > r->last_ckpt ? from : r->last_ckpt;
     if (from >= position ||
-        !kg_ckpt_wins(e->conf.checkpoint,
+        !kg_ckpt_wins(why & KG_CKPT_WHY_ASKED ? KG_CKPT_BOUNDARY : e->conf.checkpoint,
                       kg_index_worth(e->index, from, position, kg_ckpt_kind(why)),
                       kg_index_cheapest(e->index))) {
         e->stats.ckpt_pruned++;

@@ -113,6 +113,8 @@ struct kg_request {
     struct kg_sampling sampling;
     const uint32_t *boundaries; /* [n_boundaries] token positions of message ends, ascending */
     uint32_t n_boundaries;
+    const uint32_t *marks; /* [n_marks] positions where a checkpoint is asked for, ascending */
+    uint32_t n_marks;
 };
 
 enum kg_finish {

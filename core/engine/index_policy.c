@@ -11,19 +11,34 @@ static uint32_t step_of(const struct kg_ckpt_view *v)
     return step > 0 ? step : v->page_tokens;
 }
 
-/* Message ends that round down to p; bit 1: it is the first or the last of the prompt. */
-static uint32_t message_at(const struct kg_ckpt_view *v, uint32_t p)
+/* First of n ascending positions that is p or above: n when there is none. */
+static uint32_t first_from(const uint32_t *at, uint32_t n, uint32_t p)
 {
-    uint32_t lo = 0, hi = v->n_boundaries;
+    uint32_t lo = 0, hi = n;
 
     while (lo < hi) {
         uint32_t mid = lo + (hi - lo) / 2;
-        if (v->boundaries[mid] < p) {
+        if (at[mid] < p) {
             lo = mid + 1;
         } else {
             hi = mid;
         }
     }
+    return lo;
+}
+
+static int is_asked(const struct kg_ckpt_view *v, uint32_t p)
+{
+    uint32_t i = first_from(v->marks, v->n_marks, p);
+
+    return i < v->n_marks && v->marks[i] - p < v->page_tokens;
+}
+
+/* Message ends that round down to p; bit 1: it is the first or the last of the prompt. */
+static uint32_t message_at(const struct kg_ckpt_view *v, uint32_t p)
+{
+    uint32_t lo = first_from(v->boundaries, v->n_boundaries, p);
+
     if (lo == v->n_boundaries || v->boundaries[lo] - p >= v->page_tokens) {
         return 0;
     }
@@ -87,7 +102,8 @@ uint32_t kg_ckpt_orders(const struct kg_ckpt_view *v, struct kg_ckpt *out, uint3
         return 0;
     }
     for (uint64_t p = (v->past / page + 1ull) * page; p <= end; p += page) {
-        uint32_t why = why_of(v, (uint32_t)p, last);
+        uint32_t why =
+            why_of(v, (uint32_t)p, last) | (is_asked(v, (uint32_t)p) ? KG_CKPT_WHY_ASKED : 0);
         if (why == 0) {
             continue;
         }
@@ -103,12 +119,12 @@ uint32_t kg_ckpt_orders(const struct kg_ckpt_view *v, struct kg_ckpt *out, uint3
 
 uint32_t kg_ckpt_kind(uint32_t why)
 {
-    static const uint32_t rarest_first[] = {KG_CKPT_WHY_BRANCH,  KG_CKPT_WHY_PROMPT,
-                                            KG_CKPT_WHY_MESSAGE, KG_CKPT_WHY_ANSWER,
-                                            KG_CKPT_WHY_OCTAVE,  KG_CKPT_WHY_INTERVAL};
+    static const uint32_t rarest_first[] = {
+        KG_CKPT_WHY_BRANCH, KG_CKPT_WHY_PROMPT,   KG_CKPT_WHY_MESSAGE, KG_CKPT_WHY_ANSWER,
+        KG_CKPT_WHY_OCTAVE, KG_CKPT_WHY_INTERVAL, KG_CKPT_WHY_ASKED};
     uint32_t kind = 0;
 
-    while (kind < 5 && !(why & rarest_first[kind])) {
+    while (kind < 6 && !(why & rarest_first[kind])) {
         kind++;
     }
     return kind;

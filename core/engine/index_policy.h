@@ -23,6 +23,7 @@ enum kg_ckpt_policy {
 #define KG_CKPT_WHY_ANSWER 8u  /* a page crossing of the output: replaces the one before it */
 #define KG_CKPT_WHY_BRANCH 16u /* second sighting */
 #define KG_CKPT_WHY_OCTAVE 32u /* sparse: interval * 2^k */
+#define KG_CKPT_WHY_ASKED 64u  /* the request asked for it: under every policy but off */
 
 struct kg_ckpt_view {
     uint32_t policy;      /* enum kg_ckpt_policy */
@@ -38,6 +39,8 @@ struct kg_ckpt_view {
     uint32_t last;        /* position of the request's last checkpoint, its hit included; 0 none */
     const uint32_t *boundaries; /* [n_boundaries] message ends, ascending */
     uint32_t n_boundaries;
+    const uint32_t *marks; /* [n_marks] positions the request asks for, ascending */
+    uint32_t n_marks;
 };
 
 struct kg_ckpt {

@@ -30,13 +30,14 @@ struct kg_job {
     uint32_t flags, priority;
     uint32_t n_lp;      /* log probabilities per token, 0 for none */
     uint32_t n_echo_lp; /* the same for the prompt */
-    uint32_t n_boundaries;
+    uint32_t n_boundaries, n_marks;
     char tenant_name[32], class_name[32];
     struct kg_sampling sampling;
     uint32_t *tokens;            /* [n_prompt + max_tokens] prompt, then output */
     uint32_t *pages;             /* [pages of n_prompt + max_tokens + block] ids in order */
     uint8_t *cached;             /* [as pages] 1: the page is the index's, locked for us */
     uint32_t *boundaries;        /* [n_boundaries] */
+    uint32_t *marks;             /* [n_marks] */
     struct kg_logprob *logprobs; /* [max_tokens][n_lp] */
     struct kg_logprob *echo;     /* [n_prompt - 1][n_echo_lp] of tokens 1.. */
     struct kg_event done;        /* the DONE event */

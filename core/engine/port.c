@@ -138,6 +138,19 @@ static int check_sampling(const struct kg_sampling *s, struct kg_error *err)
     return KG_OK;
 }
 
+/* Positions of a prompt must rise and lie within it. */
+static int check_positions(const char *what, const uint32_t *at, uint32_t n, uint32_t n_prompt,
+                           struct kg_error *err)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (at[i] > n_prompt || (i > 0 && at[i] <= at[i - 1])) {
+            return kg_fail(err, KG_EINVAL, "%s %u (%u) is out of order or behind the prompt", what,
+                           i, at[i]);
+        }
+    }
+    return KG_OK;
+}
+
 static int check_request(const struct kg_engine *e, const struct kg_request *q,
                          struct kg_error *err)
 {
@@ -154,13 +167,11 @@ static int check_request(const struct kg_engine *e, const struct kg_request *q,
                            q->tokens[i], e->desc.vocab);
         }
     }
-    for (uint32_t i = 0; i < q->n_boundaries; i++) {
-        if (q->boundaries[i] > q->n_prompt || (i > 0 && q->boundaries[i] <= q->boundaries[i - 1])) {
-            return kg_fail(err, KG_EINVAL, "boundary %u (%u) is out of order or behind the prompt",
-                           i, q->boundaries[i]);
-        }
+    int rc = check_positions("boundary", q->boundaries, q->n_boundaries, q->n_prompt, err);
+    if (rc == KG_OK) {
+        rc = check_positions("mark", q->marks, q->n_marks, q->n_prompt, err);
     }
-    return check_sampling(&q->sampling, err);
+    return rc == KG_OK ? check_sampling(&q->sampling, err) : rc;
 }
 
 /* What can never fit is refused with the numbers; *max_tokens is cut to the context limit. */
@@ -210,7 +221,7 @@ static struct kg_job *job_create(const struct kg_engine *e, const struct kg_requ
     size_t tokens = span(n_tokens, sizeof(uint32_t));
     size_t pages = span(kg_adm_max_pages(e, q->n_prompt, max_tokens), sizeof(uint32_t));
     size_t cached = span(kg_adm_max_pages(e, q->n_prompt, max_tokens), 1);
-    size_t bounds = span((uint64_t)q->n_boundaries + 1, sizeof(uint32_t));
+    size_t bounds = span((uint64_t)q->n_boundaries + q->n_marks + 1, sizeof(uint32_t));
     size_t lp = span((uint64_t)max_tokens * n_lp + 1, sizeof(struct kg_logprob));
     size_t echo = span((uint64_t)q->n_prompt * n_echo + 1, sizeof(struct kg_logprob));
     size_t bytes = head + tokens + pages + cached + bounds + lp + echo;
@@ -234,6 +245,7 @@ static struct kg_job *job_create(const struct kg_engine *e, const struct kg_requ
                          .n_lp = n_lp,
                          .n_echo_lp = n_echo,
                          .n_boundaries = q->n_boundaries,
+                         .n_marks = q->n_marks,
                          .sampling = q->sampling};
     if (q->tenant_name != NULL) {
         (void)snprintf(j->tenant_name, sizeof(j->tenant_name), "%s", q->tenant_name);
@@ -245,11 +257,15 @@ static struct kg_job *job_create(const struct kg_engine *e, const struct kg_requ
     j->pages = (uint32_t *)(void *)(at += tokens);
     j->cached = at += pages;
     j->boundaries = (uint32_t *)(void *)(at += cached);
+    j->marks = j->boundaries + q->n_boundaries;
     j->logprobs = (struct kg_logprob *)(void *)(at += bounds);
     j->echo = (struct kg_logprob *)(void *)(at + lp);
     memcpy(j->tokens, q->tokens, q->n_prompt * sizeof(*q->tokens));
     if (q->n_boundaries > 0) {
         memcpy(j->boundaries, q->boundaries, q->n_boundaries * sizeof(*q->boundaries));
+    }
+    if (q->n_marks > 0) {
+        memcpy(j->marks, q->marks, q->n_marks * sizeof(*q->marks));
     }
     return j;
 }

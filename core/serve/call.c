@@ -314,15 +314,19 @@ static int read_flags(const json_t *root, struct kg_call *call, struct kg_api_er
     return rc;
 }
 
-static int read_salt(const json_t *root, struct kg_call *call, struct kg_api_error *err)
+static int read_cache(const json_t *root, struct kg_call *call, struct kg_api_error *err)
 {
     const char *salt = NULL;
+    bool cache = true;
     int rc = kg_json_str(root, "", "cache_salt", &salt, err);
 
     if (rc == KG_OK && salt != NULL) {
         call->salt = kg_hash_bytes(salt, strlen(salt), 1);
         call->salt += call->salt == 0; /* 0 means none */
     }
+    if (rc == KG_OK)
+        rc = kg_json_bool(root, "", "cache_prompt", &cache, err);
+    call->no_cache = !cache;
     return rc;
 }
 
@@ -379,7 +383,7 @@ int kg_call_sampling(const struct kg_api *api, const json_t *root, struct kg_cal
     if (rc == KG_OK)
         rc = read_stop_ids(api, root, call, err);
     if (rc == KG_OK)
-        rc = read_salt(root, call, err);
+        rc = read_cache(root, call, err);
     return rc;
 }
 
@@ -426,6 +430,7 @@ void kg_call_free(struct kg_call *call)
     for (uint32_t i = 0; call->prompts != NULL && i < call->n_prompts; i++) {
         kg_ids_free(&call->prompts[i].ids);
         kg_ids_free(&call->prompts[i].boundaries);
+        kg_ids_free(&call->prompts[i].marks);
         kg_text_free(&call->prompts[i].text);
     }
     free(call->prompts);

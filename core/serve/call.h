@@ -46,6 +46,7 @@ void kg_api_init(struct kg_api *api, const struct kg_server_conf *conf, const st
 struct kg_prompt {
     struct kg_ids ids;
     struct kg_ids boundaries; /* chat: positions behind message ends, rising */
+    struct kg_ids marks;      /* chat: those of them where a checkpoint is asked for */
     struct kg_text text;      /* echo: the prompt as text */
     uint32_t max_tokens;      /* of the answer, >= 1 */
 };
@@ -60,6 +61,7 @@ struct kg_call {
     struct kg_sampling sampling;
     bool has_seed; /* else sampling.seed is to be drawn */
     uint64_t salt; /* of the prefix cache, 0 none */
+    bool no_cache; /* cache_prompt = false: neither takes from the prefix cache nor leaves there */
     char user[32]; /* field user as a name, see kg_call_name; "" for none */
 
     bool stream, include_usage, continuous_usage;

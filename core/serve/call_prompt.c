@@ -174,6 +174,7 @@ static int read_chat_prompt(const struct kg_api *api, struct kg_tok_scratch *scr
         call->start = out.start;
         call->prompts[0].ids = out.ids;
         call->prompts[0].boundaries = out.boundaries;
+        call->prompts[0].marks = out.marks;
         return KG_OK;
     }
     kg_chat_prompt_free(&out);

@@ -272,7 +272,8 @@ static int submit_one(struct kg_job *job, uint32_t i, uint64_t seed, struct kg_a
         .tokens = p->ids.v,
         .n_prompt = (uint32_t)p->ids.n,
         .max_tokens = p->max_tokens,
-        .flags = call->echo && call->logprobs ? KG_REQ_ECHO : 0,
+        .flags = (call->echo && call->logprobs ? KG_REQ_ECHO : 0) |
+                 (call->no_cache ? KG_REQ_NO_CACHE : 0),
         .priority = job->priority,
         .tenant = job->tenant[0] != '\0' ? kg_hash_bytes(job->tenant, strlen(job->tenant), 3) : 0,
         .tenant_name = job->tenant,
@@ -281,6 +282,8 @@ static int submit_one(struct kg_job *job, uint32_t i, uint64_t seed, struct kg_a
         .sampling = call->sampling,
         .boundaries = p->boundaries.v,
         .n_boundaries = (uint32_t)p->boundaries.n,
+        .marks = p->marks.v,
+        .n_marks = (uint32_t)p->marks.n,
     };
     int rc;
 

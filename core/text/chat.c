@@ -84,6 +84,7 @@ void kg_chat_prompt_free(struct kg_chat_prompt *prompt)
 {
     kg_ids_free(&prompt->ids);
     kg_ids_free(&prompt->boundaries);
+    kg_ids_free(&prompt->marks);
 }
 
 void kg_writer_bad(struct kg_writer *w, const char *fmt, ...)
@@ -135,6 +136,44 @@ void kg_writer_end(struct kg_writer *w)
         kg_writer_bad(w, "messages: the prompt has more than 2^32 tokens");
     }
     if (w->rc == KG_OK && kg_ids_push(&w->out->boundaries, (uint32_t)w->out->ids.n) != KG_OK) {
+        no_memory(w);
+    }
+}
+
+/* Whether an object carries cache_control; `part` says where, for errors. */
+static bool cache_control(struct kg_writer *w, json_t *o, size_t i, const char *part)
+{
+    json_t *v = json_object_get(o, "cache_control");
+    const char *type = json_string_value(json_object_get(v, "type"));
+
+    if (v == NULL || json_is_null(v)) {
+        return false;
+    }
+    if (type == NULL || strcmp(type, "ephemeral") != 0) {
+        kg_writer_bad(w, "messages[%zu]%s.cache_control: wanted {\"type\": \"ephemeral\"}", i,
+                      part);
+    }
+    return true;
+}
+
+void kg_writer_mark(struct kg_writer *w, json_t *message, size_t i)
+{
+    json_t *v = json_object_get(message, "checkpoint");
+    json_t *content = json_object_get(message, "content");
+    bool wanted = json_is_true(v);
+
+    if (v != NULL && !json_is_null(v) && !json_is_boolean(v)) {
+        kg_writer_bad(w, "messages[%zu].checkpoint: wanted true or false", i);
+    }
+    wanted |= cache_control(w, message, i, "");
+    for (size_t k = 0; k < json_array_size(content); k++) {
+        char part[40];
+        (void)snprintf(part, sizeof(part), ".content[%zu]", k);
+        wanted |= cache_control(w, json_array_get(content, k), i, part);
+    }
+    size_t n = w->out->boundaries.n;
+    if (w->rc == KG_OK && wanted && n > 0 &&
+        kg_ids_push(&w->out->marks, w->out->boundaries.v[n - 1]) != KG_OK) {
         no_memory(w);
     }
 }
@@ -464,6 +503,7 @@ int kg_chat_render(const struct kg_chat *chat, struct kg_tok_scratch *scratch,
     struct kg_span body = {NULL, 0};
     out->ids.n = 0;
     out->boundaries.n = 0;
+    out->marks.n = 0;
     out->start = KG_START_MESSAGE;
     if (!json_is_object(request)) {
         return kg_fail(err, KG_EINVAL, "request: not a JSON object");

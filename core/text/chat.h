@@ -42,6 +42,7 @@ enum kg_chat_start {
 struct kg_chat_prompt {
     struct kg_ids ids;        /* the whole prompt */
     struct kg_ids boundaries; /* rising token positions right behind each message's end marker */
+    struct kg_ids marks;      /* those of them whose message asks for a checkpoint */
     enum kg_chat_start start;
 };
 
@@ -55,6 +56,8 @@ void kg_chat_prompt_free(struct kg_chat_prompt *prompt);
  * other members are not looked at. Messages may have role system, developer (read as system), user,
  * assistant, tool; content a string, null, or a list of {"type": "text", "text": ...}; name;
  * reasoning_content (or reasoning); tool_calls; tool_call_id; a system message may have tools.
+ * checkpoint (true) or cache_control ({"type": "ephemeral"}, also on a content part) on a message
+ * marks its end.
  *
  * `raw` is the text `request` was parsed from (p NULL if unknown): with it numbers in tool
  * definitions, schemas and tool arguments keep their spelling; without it integers and shortest

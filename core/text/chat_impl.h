@@ -71,6 +71,8 @@ void kg_writer_plain(struct kg_writer *w, const char *text, size_t n);
 void kg_writer_puts(struct kg_writer *w, const char *zstr);
 /* The end marker of a message; notes the boundary. */
 void kg_writer_end(struct kg_writer *w);
+/* messages[i] was written: notes its end once more if it asks for a checkpoint. */
+void kg_writer_mark(struct kg_writer *w, json_t *message, size_t i);
 
 /* Role of messages[i]; KG_ROLE_USER with a failure recorded when it has none of the known ones. */
 enum kg_role kg_message_role(struct kg_writer *w, json_t *message, size_t i);

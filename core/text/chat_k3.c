@@ -327,7 +327,9 @@ static void result_run(struct kg_writer *w, json_t *messages, size_t i, size_t n
         qsort(run, n, sizeof(*run), by_call);
     }
     for (size_t k = 0; k < n && w->rc == KG_OK; k++) {
-        result_message(w, json_array_get(messages, run[k].message), &run[k], in_order, turn);
+        json_t *message = json_array_get(messages, run[k].message);
+        result_message(w, message, &run[k], in_order, turn);
+        kg_writer_mark(w, message, run[k].message);
     }
     free(run);
 }
@@ -362,6 +364,9 @@ static void all_messages(struct kg_writer *w, const struct kg_chat_request *req)
             }
             break;
         }
+        }
+        if (role != KG_ROLE_TOOL) {
+            kg_writer_mark(w, message, i);
         }
     }
     turn_free(&turn);

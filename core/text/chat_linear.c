@@ -133,6 +133,7 @@ static void one_message(struct kg_writer *w, json_t *message, size_t i, struct k
         break;
     }
     kg_writer_end(w);
+    kg_writer_mark(w, message, i);
 }
 
 void kg_chat_linear(struct kg_writer *w, const struct kg_chat_request *req)

@@ -526,7 +526,7 @@ TAKES = {  # field: the values above it takes; null is always taken for absent
     "stream_options": (), "return_token_ids": ("true",),
     "return_tokens_as_token_ids": ("true",), "include_stop_str_in_output": ("true",),
     "add_special_tokens": ("true",), "spaces_between_special_tokens": ("true",),
-    "cache_salt": ("text",), "user": ("text",), "suffix": ("list", "object"), "best_of": (),
+    "cache_salt": ("text",), "cache_prompt": ("true",), "user": ("text",), "suffix": ("list", "object"), "best_of": (),
     "logit_bias": ("list", "object"), "use_beam_search": (), "length_penalty": (),
     "prompt_logprobs": (), "allowed_token_ids": ("list", "object"), "bad_words": ("list", "object"),
     "truncate_prompt_tokens": (), "structured_outputs": ("list", "object"), "guided_json": (),
