@@ -37,7 +37,7 @@ static void bind_kda(struct kg_bind *b, const char *at, struct kg_ckpt_kda *a)
     kg_bind_tensor(b, KG_SHAPE_MATRIX, n, p, &a->o, "%so_proj", at);
 }
 
-static void bind_mla(struct kg_bind *b, const char *at, struct kg_ckpt_mla *a)
+void kg_bind_mla(struct kg_bind *b, const char *at, struct kg_ckpt_mla *a)
 {
     const struct kg_model_config *c = &b->ckpt->config;
     uint32_t n = c->hidden, h = c->mla_heads, r = c->kv_lora;
@@ -61,7 +61,7 @@ static void bind_mla(struct kg_bind *b, const char *at, struct kg_ckpt_mla *a)
     kg_bind_tensor(b, KG_SHAPE_MATRIX, n, h * c->v_dim, &a->o, "%so_proj", at);
 }
 
-static void bind_mlp(struct kg_bind *b, const char *at, uint32_t inter, struct kg_ckpt_mlp *m)
+void kg_bind_mlp(struct kg_bind *b, const char *at, uint32_t inter, struct kg_ckpt_mlp *m)
 {
     uint32_t n = b->ckpt->config.hidden;
 
@@ -106,7 +106,7 @@ static void bind_moe(struct kg_bind *b, const char *at, struct kg_ckpt_moe *m)
     }
     if (c->shared_inter != 0) {
         (void)snprintf(shared, sizeof(shared), "%sshared_experts.", at);
-        bind_mlp(b, shared, c->shared_inter, &m->shared);
+        kg_bind_mlp(b, shared, c->shared_inter, &m->shared);
     }
     if (b->rc < 0) {
         return;
@@ -156,14 +156,14 @@ static void bind_layer(struct kg_bind *b, uint32_t l)
     if (c->layer_kind[l] == KG_LAYER_KDA) {
         bind_kda(b, part, &y->kda);
     } else {
-        bind_mla(b, part, &y->mla);
+        kg_bind_mla(b, part, &y->mla);
     }
     if (c->layer_moe[l]) {
         (void)snprintf(part, sizeof(part), "%sblock_sparse_moe.", at);
         bind_moe(b, part, &y->moe);
     } else {
         (void)snprintf(part, sizeof(part), "%smlp.", at);
-        bind_mlp(b, part, c->dense_inter, &y->mlp);
+        kg_bind_mlp(b, part, c->dense_inter, &y->mlp);
     }
 }
 

@@ -39,6 +39,10 @@ __attribute__((format(printf, 6, 7))) void kg_bind_tensor(struct kg_bind *b, enu
                                                           struct kg_tensor *t, const char *fmt,
                                                           ...);
 
+/* The tensors of one attention or dense sublayer; names begin with `at` ("layers.0.mlp."). */
+void kg_bind_mla(struct kg_bind *b, const char *at, struct kg_ckpt_mla *a);
+void kg_bind_mlp(struct kg_bind *b, const char *at, uint32_t inter, struct kg_ckpt_mlp *m);
+
 /* Binds every tensor of the configuration: fills embed .. layers of b->ckpt. */
 void kg_bind_model(struct kg_bind *b);
 

@@ -1,22 +1,11 @@
-#include "model/forward.h"
+#include "model/pack.h"
 
 #include <string.h>
-
-/*
- * Packing runs twice over the same list: first with mem NULL to add up bytes, then for real. So
- * the plan and the work cannot disagree.
- */
-struct packer {
-    struct kg_team *team;
-    uint8_t *mem; /* NULL: plan */
-    uint64_t at;
-    int rc;
-};
 
 #define FILL_ROWS 256u  /* rows of one task; a multiple of 16, the packed block */
 #define FILL_COLS 1024u /* elements converted at a time */
 
-static void *room(struct packer *p, uint64_t bytes)
+void *kg_pack_room(struct kg_packer *p, uint64_t bytes)
 {
     void *at = p->mem == NULL ? NULL : p->mem + p->at;
 
@@ -25,15 +14,14 @@ static void *room(struct packer *p, uint64_t bytes)
     return at;
 }
 
-/* A small tensor as floats; NULL for a tensor the model does not have. */
-static float *vector(struct packer *p, const struct kg_tensor *t)
+float *kg_pack_vector(struct kg_packer *p, const struct kg_tensor *t)
 {
     uint64_t n = (uint64_t)t->rows * t->cols;
     float *v;
 
     if (t->data == NULL)
         return NULL;
-    v = room(p, n * sizeof(float));
+    v = kg_pack_room(p, n * sizeof(float));
     if (v != NULL)
         kg_tensor_load_f32(t, 0, n, v);
     return v;
@@ -95,7 +83,7 @@ static uint32_t weight_type(const struct kg_tensor *t)
 }
 
 /* Takes room for a matrix and clears it. False while planning or after an error. */
-static int begin(struct packer *p, struct kg_weight *w, uint32_t type, uint32_t out, uint32_t in)
+static int begin(struct kg_packer *p, struct kg_weight *w, uint32_t type, uint32_t out, uint32_t in)
 {
     uint64_t bytes = kg_weight_bytes(type, out, in);
     void *mem;
@@ -104,14 +92,14 @@ static int begin(struct packer *p, struct kg_weight *w, uint32_t type, uint32_t 
         p->rc = KG_EINVAL;
         return 0;
     }
-    mem = room(p, bytes);
+    mem = kg_pack_room(p, bytes);
     if (mem == NULL || p->rc < 0)
         return 0;
     p->rc = kg_weight_init(w, type, out, in, mem);
     return p->rc == KG_OK;
 }
 
-static void matrix_as(struct packer *p, struct kg_weight *w, const struct kg_tensor *t,
+static void matrix_as(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t,
                       uint32_t type)
 {
     struct fill fill = {.w = w, .t = t, .rc = KG_OK};
@@ -123,39 +111,38 @@ static void matrix_as(struct packer *p, struct kg_weight *w, const struct kg_ten
         p->rc = fill.rc;
 }
 
-/* A matrix in its own type; one the model does not have is left alone. */
-static void matrix(struct packer *p, struct kg_weight *w, const struct kg_tensor *t)
+void kg_pack_matrix(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t)
 {
     matrix_as(p, w, t, weight_type(t));
 }
 
-static void mlp(struct packer *p, struct kg_w_mlp *w, const struct kg_ckpt_mlp *t)
+void kg_pack_mlp(struct kg_packer *p, struct kg_w_mlp *w, const struct kg_ckpt_mlp *t)
 {
-    matrix(p, &w->gate, &t->gate);
-    matrix(p, &w->up, &t->up);
-    matrix(p, &w->down, &t->down);
+    kg_pack_matrix(p, &w->gate, &t->gate);
+    kg_pack_matrix(p, &w->up, &t->up);
+    kg_pack_matrix(p, &w->down, &t->down);
 }
 
-static void kda(struct packer *p, const struct kg_model_config *c, struct kg_w_kda *w,
+static void kda(struct kg_packer *p, const struct kg_model_config *c, struct kg_w_kda *w,
                 const struct kg_ckpt_kda *t)
 {
     const struct kg_tensor *conv[3] = {&t->q_conv, &t->k_conv, &t->v_conv};
     uint32_t width = kg_kda_width(c);
 
-    matrix(p, &w->q, &t->q);
-    matrix(p, &w->k, &t->k);
-    matrix(p, &w->v, &t->v);
-    matrix(p, &w->f_a, &t->f_a);
-    matrix(p, &w->f_b, &t->f_b);
-    matrix(p, &w->b, &t->b);
-    matrix(p, &w->g, &t->g);
-    matrix(p, &w->g_a, &t->g_a);
-    matrix(p, &w->g_b, &t->g_b);
-    matrix(p, &w->o, &t->o);
-    w->a_log = vector(p, &t->a_log);
-    w->dt_bias = vector(p, &t->dt_bias);
-    w->o_norm = vector(p, &t->o_norm);
-    w->conv = room(p, (uint64_t)4 * 3 * width * sizeof(float));
+    kg_pack_matrix(p, &w->q, &t->q);
+    kg_pack_matrix(p, &w->k, &t->k);
+    kg_pack_matrix(p, &w->v, &t->v);
+    kg_pack_matrix(p, &w->f_a, &t->f_a);
+    kg_pack_matrix(p, &w->f_b, &t->f_b);
+    kg_pack_matrix(p, &w->b, &t->b);
+    kg_pack_matrix(p, &w->g, &t->g);
+    kg_pack_matrix(p, &w->g_a, &t->g_a);
+    kg_pack_matrix(p, &w->g_b, &t->g_b);
+    kg_pack_matrix(p, &w->o, &t->o);
+    w->a_log = kg_pack_vector(p, &t->a_log);
+    w->dt_bias = kg_pack_vector(p, &t->dt_bias);
+    w->o_norm = kg_pack_vector(p, &t->o_norm);
+    w->conv = kg_pack_room(p, (uint64_t)4 * 3 * width * sizeof(float));
     if (w->conv == NULL)
         return;
     for (uint32_t part = 0; part < 3; part++) {
@@ -169,7 +156,7 @@ static void kda(struct packer *p, const struct kg_model_config *c, struct kg_w_k
 }
 
 /* One head of kv_b: nope rows that become Wk^T, then v rows. `block` is (nope + v, kv_lora). */
-static void kv_head(struct packer *p, const struct kg_model_config *c, struct kg_weight *k_up,
+static void kv_head(struct kg_packer *p, const struct kg_model_config *c, struct kg_weight *k_up,
                     struct kg_weight *v_up, uint32_t dtype, const uint8_t *block)
 {
     uint32_t type = dtype == KG_BF16 ? KG_W_BF16 : KG_W_F32;
@@ -182,10 +169,9 @@ static void kv_head(struct packer *p, const struct kg_model_config *c, struct kg
             kg_weight_fill(v_up, 0, 0, c->v_dim, c->kv_lora, dtype, block + k_bytes, c->kv_lora);
 }
 
-static void kv_heads(struct packer *p, const struct kg_model *m, struct kg_w_mla *w,
+static void kv_heads(struct kg_packer *p, const struct kg_model_config *c, struct kg_w_mla *w,
                      const struct kg_tensor *t)
 {
-    const struct kg_model_config *c = m->c;
     uint64_t n = ((uint64_t)c->nope_dim + c->v_dim) * c->kv_lora;
     int direct = t->dtype == KG_BF16 || t->dtype == KG_F32;
     uint32_t dtype = direct ? t->dtype : KG_F32;
@@ -194,7 +180,7 @@ static void kv_heads(struct packer *p, const struct kg_model *m, struct kg_w_mla
     float *buf = NULL;
 
     if (!direct && real) {
-        buf = kg_model_alloc(m->host, n * sizeof(float));
+        buf = kg_model_alloc(p->host, n * sizeof(float));
         if (buf == NULL) {
             p->rc = KG_ENOMEM;
             return;
@@ -207,67 +193,67 @@ static void kv_heads(struct packer *p, const struct kg_model *m, struct kg_w_mla
         kv_head(p, c, real ? &w->k_up[h] : &none, real ? &w->v_up[h] : &none, dtype,
                 direct ? block : (const void *)buf);
     }
-    kg_model_free(m->host, buf, n * sizeof(float));
+    kg_model_free(p->host, buf, n * sizeof(float));
 }
 
-static void mla(struct packer *p, const struct kg_model *m, struct kg_w_mla *w,
-                const struct kg_ckpt_mla *t)
+void kg_pack_mla(struct kg_packer *p, const struct kg_model_config *c, struct kg_w_mla *w,
+                 const struct kg_ckpt_mla *t)
 {
-    matrix(p, &w->q, &t->q);
-    matrix(p, &w->q_a, &t->q_a);
-    matrix(p, &w->q_b, &t->q_b);
-    matrix(p, &w->kv_a, &t->kv_a);
-    matrix(p, &w->g, &t->g);
-    matrix(p, &w->o, &t->o);
-    w->q_a_norm = vector(p, &t->q_a_norm);
-    w->kv_a_norm = vector(p, &t->kv_a_norm);
-    w->k_up = room(p, m->c->mla_heads * sizeof(struct kg_weight));
-    w->v_up = room(p, m->c->mla_heads * sizeof(struct kg_weight));
-    kv_heads(p, m, w, &t->kv_b);
+    kg_pack_matrix(p, &w->q, &t->q);
+    kg_pack_matrix(p, &w->q_a, &t->q_a);
+    kg_pack_matrix(p, &w->q_b, &t->q_b);
+    kg_pack_matrix(p, &w->kv_a, &t->kv_a);
+    kg_pack_matrix(p, &w->g, &t->g);
+    kg_pack_matrix(p, &w->o, &t->o);
+    w->q_a_norm = kg_pack_vector(p, &t->q_a_norm);
+    w->kv_a_norm = kg_pack_vector(p, &t->kv_a_norm);
+    w->k_up = kg_pack_room(p, c->mla_heads * sizeof(struct kg_weight));
+    w->v_up = kg_pack_room(p, c->mla_heads * sizeof(struct kg_weight));
+    kv_heads(p, c, w, &t->kv_b);
 }
 
-static void moe(struct packer *p, const struct kg_model_config *c, struct kg_w_moe *w,
+static void moe(struct kg_packer *p, const struct kg_model_config *c, struct kg_w_moe *w,
                 const struct kg_ckpt_moe *t)
 {
     uint64_t bytes = c->n_experts * sizeof(struct kg_weight);
     struct kg_weight none;
 
     matrix_as(p, &w->router, &t->router, KG_W_F32);
-    matrix(p, &w->latent_down, &t->latent_down);
-    matrix(p, &w->latent_up, &t->latent_up);
-    w->latent_norm = vector(p, &t->latent_norm);
-    w->bias = vector(p, &t->bias);
-    mlp(p, &w->shared, &t->shared);
-    w->gate = room(p, bytes);
-    w->up = room(p, bytes);
-    w->down = room(p, bytes);
+    kg_pack_matrix(p, &w->latent_down, &t->latent_down);
+    kg_pack_matrix(p, &w->latent_up, &t->latent_up);
+    w->latent_norm = kg_pack_vector(p, &t->latent_norm);
+    w->bias = kg_pack_vector(p, &t->bias);
+    kg_pack_mlp(p, &w->shared, &t->shared);
+    w->gate = kg_pack_room(p, bytes);
+    w->up = kg_pack_room(p, bytes);
+    w->down = kg_pack_room(p, bytes);
     for (uint32_t e = 0; e < c->n_experts && p->rc == KG_OK; e++) {
         int real = p->mem != NULL;
-        matrix(p, real ? &w->gate[e] : &none, &t->experts[e].gate);
-        matrix(p, real ? &w->up[e] : &none, &t->experts[e].up);
-        matrix(p, real ? &w->down[e] : &none, &t->experts[e].down);
+        kg_pack_matrix(p, real ? &w->gate[e] : &none, &t->experts[e].gate);
+        kg_pack_matrix(p, real ? &w->up[e] : &none, &t->experts[e].up);
+        kg_pack_matrix(p, real ? &w->down[e] : &none, &t->experts[e].down);
     }
 }
 
 /* The score vector of a residual mix: norm * proj, exact for bf16 factors. */
-static float *mix_score(struct packer *p, const struct kg_tensor *norm,
+static float *mix_score(struct kg_packer *p, const struct kg_tensor *norm,
                         const struct kg_tensor *proj)
 {
-    float *score = vector(p, norm);
-    float *factor = vector(p, proj);
+    float *score = kg_pack_vector(p, norm);
+    float *factor = kg_pack_vector(p, proj);
 
     for (uint32_t i = 0; score != NULL && factor != NULL && i < norm->cols; i++)
         score[i] *= factor[i];
     return score;
 }
 
-static void layer(struct packer *p, const struct kg_model *m, uint32_t l,
+static void layer(struct kg_packer *p, const struct kg_model *m, uint32_t l,
                   const struct kg_ckpt_layer *t)
 {
     struct kg_w_layer *w = &m->layers[l];
 
-    w->input_norm = vector(p, &t->input_norm);
-    w->post_norm = vector(p, &t->post_norm);
+    w->input_norm = kg_pack_vector(p, &t->input_norm);
+    w->post_norm = kg_pack_vector(p, &t->post_norm);
     if (m->c->block_layers != 0) {
         w->attn_mix = mix_score(p, &t->attn_res_norm, &t->attn_res_proj);
         w->mlp_mix = mix_score(p, &t->mlp_res_norm, &t->mlp_res_proj);
@@ -275,38 +261,38 @@ static void layer(struct packer *p, const struct kg_model *m, uint32_t l,
     if (m->c->layer_kind[l] == KG_LAYER_KDA)
         kda(p, m->c, &w->kda, &t->kda);
     else
-        mla(p, m, &w->mla, &t->mla);
+        kg_pack_mla(p, m->c, &w->mla, &t->mla);
     if (m->c->layer_moe[l])
         moe(p, m->c, &w->moe, &t->moe);
     else
-        mlp(p, &w->mlp, &t->mlp);
+        kg_pack_mlp(p, &w->mlp, &t->mlp);
 }
 
 /* The embedding is read row by row where it lies, unless its dtype must be converted. */
-static void embedding(struct packer *p, struct kg_model *m, const struct kg_ckpt *ckpt)
+static void embedding(struct kg_packer *p, struct kg_model *m, const struct kg_ckpt *ckpt)
 {
     m->embed = ckpt->embed;
     if (ckpt->embed.dtype == KG_BF16 || ckpt->embed.dtype == KG_F32)
         return;
-    m->embed.data = vector(p, &ckpt->embed);
+    m->embed.data = kg_pack_vector(p, &ckpt->embed);
     m->embed.dtype = KG_F32;
 }
 
-static void pack_all(struct packer *p, struct kg_model *m, const struct kg_ckpt *ckpt)
+static void pack_all(struct kg_packer *p, struct kg_model *m, const struct kg_ckpt *ckpt)
 {
     p->at = 0;
     embedding(p, m, ckpt);
     for (uint32_t l = 0; l < m->c->n_layers && p->rc == KG_OK; l++)
         layer(p, m, l, &ckpt->layers[l]);
-    matrix(p, &m->lm_head, &ckpt->lm_head);
-    m->norm = vector(p, &ckpt->norm);
+    kg_pack_matrix(p, &m->lm_head, &ckpt->lm_head);
+    m->norm = kg_pack_vector(p, &ckpt->norm);
     if (m->c->block_layers != 0)
         m->out_mix = mix_score(p, &ckpt->out_res_norm, &ckpt->out_res_proj);
 }
 
 int kg_model_pack(struct kg_model *m, const struct kg_ckpt *ckpt, struct kg_error *err)
 {
-    struct packer p = {.team = m->team};
+    struct kg_packer p = {.host = m->host, .team = m->team};
     uint32_t n_kind[2] = {0, 0};
 
     for (uint32_t l = 0; l < m->c->n_layers; l++)

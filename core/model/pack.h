@@ -1,0 +1,30 @@
+/*
+ * Weights of a checkpoint brought into the layout of the kernels. Packing runs twice over the same
+ * list: first with mem NULL to add up bytes, then for real, so the plan and the work cannot
+ * disagree. Internal to core/model.
+ */
+#ifndef KEDGE_MODEL_PACK_H
+#define KEDGE_MODEL_PACK_H
+
+#include "model/forward.h"
+
+struct kg_packer {
+    const struct kg_host *host;
+    struct kg_team *team;
+    uint8_t *mem; /* NULL: plan */
+    uint64_t at;
+    int rc; /* the first error stays; pointers are not to be used then */
+};
+
+/* `bytes` of the block, 64-aligned; NULL while planning. */
+void *kg_pack_room(struct kg_packer *p, uint64_t bytes);
+/* A small tensor as floats; NULL for a tensor the model does not have, and while planning. */
+float *kg_pack_vector(struct kg_packer *p, const struct kg_tensor *t);
+/* A matrix in its own type; one the model does not have is left alone. */
+void kg_pack_matrix(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t);
+void kg_pack_mlp(struct kg_packer *p, struct kg_w_mlp *w, const struct kg_ckpt_mlp *t);
+/* `c`: the sizes of an MLA layer. */
+void kg_pack_mla(struct kg_packer *p, const struct kg_model_config *c, struct kg_w_mla *w,
+                 const struct kg_ckpt_mla *t);
+
+#endif
