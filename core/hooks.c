@@ -128,6 +128,35 @@ static int admit(void *ctx, const struct kg_admit_view *v, struct kg_admit_answe
     return KG_OK;
 }
 
+static bool has_window(void *ctx)
+{
+    const struct kg_hooks *h = ctx;
+
+    return kg_policy_has(h->policy, KG_HOOK_WINDOW);
+}
+
+static int window(void *ctx, const struct kg_window_view *v, struct kg_window_answer *a)
+{
+    struct kg_hooks *h = ctx;
+    const struct kg_policy_class c = {.tenant = v->tenant,
+                                      .class_name = v->class_name,
+                                      .now_ns = v->now_ns,
+                                      .block = v->block,
+                                      .sequences = v->n_seqs,
+                                      .batch = v->batch,
+                                      .context_tokens = v->context_tokens,
+                                      .verified = v->verified,
+                                      .accepted = v->accepted};
+    struct kg_policy_window out = {0};
+    bool spent = kg_policy_spent(h->policy);
+
+    if (!kg_policy_window(h->policy, &c, &out))
+        return spent ? KG_EAGAIN : KG_ENOENT;
+    a->rule = out.has_cap ? KG_WINDOW_CAP : out.has_set ? KG_WINDOW_SET : KG_WINDOW_FREE;
+    a->length = out.length;
+    return KG_OK;
+}
+
 /* --- life --- */
 
 static void log_line(void *ctx, const char *text, bool failure)
@@ -167,7 +196,7 @@ int kg_hooks_open(const struct kg_conf *conf, bool timed, struct kg_log *log,
         .log = log_line,
         .log_ctx = h};
     h->log = log;
-    h->engine = (struct kg_engine_policy){h, step, admit};
+    h->engine = (struct kg_engine_policy){h, step, admit, has_window, window};
     h->serve = (struct kg_serve_policy){h, has_arrive, arrive, reload};
     int rc = kg_policy_create(&policy, &h->policy, &why);
     if (rc == KG_OK)
@@ -177,9 +206,6 @@ int kg_hooks_open(const struct kg_conf *conf, bool timed, struct kg_log *log,
         return kg_fail(err, rc == KG_ENOMEM ? rc : KG_ECONFIG, "[lua] script = %s: %s",
                        conf->lua_script, why.text);
     }
-    if (kg_policy_has(h->policy, KG_HOOK_WINDOW))
-        kg_log_line(log, KG_LOG_WARN, "policy", "the hook window has no effect yet",
-                    "script=\"%s\"", conf->lua_script);
     *hooks = h;
     return KG_OK;
 }

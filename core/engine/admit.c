@@ -23,7 +23,8 @@ static const uint32_t nothing_evictable[KG_N_KINDS];
 
 uint64_t kg_adm_max_pages(const struct kg_engine *e, uint64_t n_prompt, uint64_t max_tokens)
 {
-    return (n_prompt + max_tokens + e->block + e->layout.page_tokens - 1) / e->layout.page_tokens;
+    return (n_prompt + max_tokens + e->max_block + e->layout.page_tokens - 1) /
+           e->layout.page_tokens;
 }
 
 uint32_t kg_adm_probe(struct kg_engine *e)

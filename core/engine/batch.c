@@ -78,8 +78,8 @@ static void take_pages(struct kg_engine *e)
     for (uint32_t i = 0; i < e->n_picks; i++) {
         struct kg_pick *p = &e->picks[i];
         uint32_t rows = p->decode ? 1 + e->cap : p->n_tokens;
-        uint32_t most = p->req->n_granted * e->layout.page_tokens - p->req->past;
-        int rc = kg_adm_take(e, p->req, rows < most ? rows : most);
+        uint64_t most = (uint64_t)p->req->n_granted * e->layout.page_tokens - p->req->past;
+        int rc = kg_adm_take(e, p->req, rows < most ? rows : (uint32_t)most);
         if (rc != KG_OK) {
             kg_req_end(e, p->req, KG_FINISH_ERROR, KG_ENOMEM, "the pool broke its promise");
             continue;
@@ -211,6 +211,7 @@ static void settle_seq(struct kg_engine *e, const struct kg_pick *p, const struc
                                     .greedy = !(r->job->sampling.temperature > 0.0f),
                                     .tokens = res->tokens};
         kg_draft_seen(e, &seen);
+        kg_window_seen(e, r, p->n_draft, res->n_accepted);
     } else {
         e->stats.prompt_tokens += p->n_tokens;
     }

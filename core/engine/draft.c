@@ -15,7 +15,10 @@ static uint32_t max_draft(const struct kg_engine *e, const struct kg_req *r)
     uint64_t room = (uint64_t)r->n_granted * e->layout.page_tokens;
     uint32_t n = e->cap;
 
+    uint32_t limit = kg_window_limit(e, r);
+
     n = n < left - 1 ? n : left - 1;
+    n = n < limit ? n : limit;
     if (room < (uint64_t)r->past + 1 + n) {
         n = room > (uint64_t)r->past + 1 ? (uint32_t)(room - r->past - 1) : 0;
     }
@@ -129,7 +132,7 @@ static void choose(struct kg_engine *e, const struct kg_spec_view *view)
             continue;
         }
         const struct kg_spec_seq *q = &e->spec_seqs[p->spec];
-        uint32_t n = e->lengths[p->spec];
+        uint32_t n = kg_window_is_set(e, p->req) ? q->n_drafted : e->lengths[p->spec];
         if (n > q->n_drafted) {
             n = q->n_drafted;
             e->stats.drafts_failed++;
@@ -218,6 +221,40 @@ void kg_draft_observe(struct kg_engine *e, uint64_t step_ns)
     if (e->block > 0) {
         uint32_t cap = e->parts.spec_ops->cap(e->parts.spec);
         e->stats.drafts_failed += cap > e->block && cap > e->parts.spec_ops->block(e->parts.spec);
-        e->cap = fit_cap(e, cap < e->block ? cap : e->block);
+        uint32_t most = kg_window_step(e);
+        e->cap = fit_cap(e, cap < most ? cap : most);
     }
+}
+
+uint32_t kg_draft_block(const struct kg_engine *e, const struct kg_spec_ops *ops,
+                        const struct kg_spec *spec, uint64_t caps)
+{
+    uint32_t block = 0;
+    int model = (caps & KG_SPEC_CAP_MODEL) != 0;
+    int can = (e->desc.caps & KG_EXEC_CAP_VERIFY) && (!model || (e->desc.caps & KG_EXEC_CAP_DRAFT));
+
+    if (ops != NULL && can) {
+        block = ops->block(spec);
+        block = !model || block < e->desc.draft_block ? block : e->desc.draft_block;
+        block = block < e->desc.max_draft ? block : e->desc.max_draft;
+        block = block < e->conf.step_tokens - 1 ? block : e->conf.step_tokens - 1;
+    }
+    return block;
+}
+
+void kg_draft_swap(struct kg_engine *e, struct kg_engine_swap *swap)
+{
+    const struct kg_spec_ops *ops = e->parts.spec_ops;
+    struct kg_spec *spec = e->parts.spec;
+    uint64_t caps = e->parts.spec_caps;
+
+    e->parts.spec_ops = swap->spec_ops;
+    e->parts.spec = swap->spec;
+    e->parts.spec_caps = swap->spec_caps;
+    e->block = swap->block;
+    e->n_seen = 0; /* of slots that the new one never saw */
+    e->n_rules++;  /* windows were cut to the old block */
+    swap->spec_ops = ops;
+    swap->spec = spec;
+    swap->spec_caps = caps;
 }

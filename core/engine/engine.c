@@ -28,7 +28,7 @@ static int check_conf(const struct kg_engine_conf *c, struct kg_error *err)
 /* Arrays of a step, sized once for the largest. */
 static int alloc_all(struct kg_engine *e)
 {
-    uint32_t n = e->conf.max_seqs, rows = 1 + e->block;
+    uint32_t n = e->conf.max_seqs, rows = 1 + e->max_block;
 
     e->reqs = calloc(e->conf.max_requests, sizeof(*e->reqs));
     e->waiting.cap = 2 * e->conf.max_requests + 2;
@@ -110,26 +110,21 @@ static int open_pool(struct kg_engine *e, struct kg_error *err)
     return rc;
 }
 
-/* Rows a sequence may verify: what the policy asks for, cut to backend and step. */
-static uint32_t block_of(const struct kg_engine *e)
+/* Rows a sequence may verify, now and with whatever may be swapped in. */
+static void size_blocks(struct kg_engine *e)
 {
-    uint32_t block = 0;
+    uint32_t most = e->conf.max_draft;
 
-    int model = (e->parts.spec_caps & KG_SPEC_CAP_MODEL) != 0;
-    int can = (e->desc.caps & KG_EXEC_CAP_VERIFY) && (!model || (e->desc.caps & KG_EXEC_CAP_DRAFT));
-
-    if (e->parts.spec_ops != NULL && can) {
-        block = e->parts.spec_ops->block(e->parts.spec);
-        block = !model || block < e->desc.draft_block ? block : e->desc.draft_block;
-        block = block < e->desc.max_draft ? block : e->desc.max_draft;
-        block = block < e->conf.step_tokens - 1 ? block : e->conf.step_tokens - 1;
-    }
-    return block;
+    e->block = kg_draft_block(e, e->parts.spec_ops, e->parts.spec, e->parts.spec_caps);
+    most = e->desc.caps & KG_EXEC_CAP_VERIFY ? most : 0;
+    most = most < e->desc.max_draft ? most : e->desc.max_draft;
+    most = most < e->conf.step_tokens - 1 ? most : e->conf.step_tokens - 1;
+    e->max_block = e->block > most ? e->block : most;
 }
 
 static int measure_cost(struct kg_engine *e, struct kg_error *err)
 {
-    if (!e->conf.cost || e->block == 0) {
+    if (!e->conf.cost || e->max_block == 0) {
         return KG_OK;
     }
     int rc = kg_cost_measure(&e->cost_table, e->parts.exec_ops, e->parts.exec, e->conf.max_seqs,
@@ -155,12 +150,13 @@ static int init(struct kg_engine *e, struct kg_error *err)
     if (e->conf.max_context != 0 && e->conf.max_context < e->max_context) {
         e->max_context = e->conf.max_context;
     }
-    e->block = block_of(e);
+    size_blocks(e);
     int rc = open_pool(e, err);
     if (rc != KG_OK) {
         return rc;
     }
-    if (alloc_all(e) != KG_OK || kg_stats_create(e) != KG_OK || kg_port_create(e) != KG_OK) {
+    if (alloc_all(e) != KG_OK || kg_stats_create(e) != KG_OK || kg_port_create(e) != KG_OK ||
+        kg_window_create(e) != KG_OK) {
         return kg_fail(err, KG_ENOMEM, "no memory for an engine of %u sequences, %u requests",
                        e->conf.max_seqs, e->conf.max_requests);
     }
@@ -199,6 +195,7 @@ int kg_engine_create(const struct kg_engine_parts *parts, const struct kg_engine
     }
     e->parts = *parts;
     e->n_changes = 1;
+    e->n_rules = 1;
     e->conf = *conf;
     if (conf->test != NULL) {
         e->test = *conf->test;
@@ -230,6 +227,7 @@ void kg_engine_destroy(struct kg_engine *engine)
     kg_cache_destroy(engine);
     kg_port_destroy(engine);
     kg_stats_destroy(engine);
+    kg_window_destroy(engine);
     free_all(engine);
     free(engine);
 }
@@ -409,7 +407,7 @@ const struct kg_pool_layout *kg_engine_layout(const struct kg_engine *engine)
 
 uint32_t kg_engine_max_tokens(const struct kg_engine *engine)
 {
-    uint64_t held = (uint64_t)engine->max_pages * engine->layout.page_tokens - engine->block;
+    uint64_t held = (uint64_t)engine->max_pages * engine->layout.page_tokens - engine->max_block;
 
     return held < engine->max_context ? (uint32_t)held : engine->max_context;
 }

@@ -26,6 +26,8 @@ struct kg_engine_conf {
     uint32_t page_tokens;      /* wanted; the pool answers the effective value */
     uint64_t arena_bytes;      /* [memory] bytes */
     uint32_t lifetime;         /* enum kg_lifetime */
+    uint32_t max_draft;        /* draft rows to keep room for beyond what parts.spec asks for, so
+                                * that another plugin can take its place; 0: none */
     uint32_t cost;             /* 1: a cost surface is measured at start, if there is speculation */
     uint32_t max_wait_ms;      /* past it nobody younger is admitted first; 0 off */
     uint32_t queue_timeout_ms; /* a request that waited longer ends with KG_FINISH_TIMEOUT; 0 off */
@@ -68,6 +70,27 @@ struct kg_admit_answer {
     char text[200];    /* NEVER: the reason */
 };
 
+/* A class of decoding requests, one tenant and class, as the policy sees it. Borrowed. */
+struct kg_window_view {
+    const char *tenant, *class_name; /* "" for none */
+    uint64_t now_ns;                 /* backend clock */
+    uint32_t block;                  /* drafts of a sequence at most */
+    uint32_t n_seqs, batch;          /* decoding requests: of the class, of all */
+    uint32_t context_tokens;         /* the power of two at or below the class's mean context */
+    uint32_t verified, accepted;     /* draft rows of the class, older ones count less */
+};
+
+enum kg_window_rule {
+    KG_WINDOW_FREE = 0, /* as the speculation plugin chooses */
+    KG_WINDOW_CAP = 1,  /* at most `length` drafts; 0: none are made */
+    KG_WINDOW_SET = 2,  /* as many, if there are so many: the plugin is not asked how many */
+};
+
+struct kg_window_answer {
+    uint32_t rule; /* enum kg_window_rule */
+    uint32_t length;
+};
+
 /* A policy, called on the engine thread only. It may not call the engine. */
 struct kg_engine_policy {
     void *ctx;
@@ -76,6 +99,10 @@ struct kg_engine_policy {
     /* KG_OK: *answer is the policy's. KG_ENOENT: it has none, the built-in rule answers. KG_EAGAIN:
      * it may not be asked any more in this step. */
     int (*admit)(void *ctx, const struct kg_admit_view *view, struct kg_admit_answer *answer);
+    /* Both NULL: windows are none of its business. has_window: it would be asked; changes at
+     * step() only. window: results as of admit. */
+    bool (*has_window)(void *ctx);
+    int (*window)(void *ctx, const struct kg_window_view *view, struct kg_window_answer *answer);
 };
 
 /* Plugin instances the engine drives. exec is open but not bound; the engine opens the pool,
@@ -93,6 +120,16 @@ struct kg_engine_parts {
     struct kg_spec *spec;
     uint64_t spec_caps;
     const struct kg_engine_policy *policy; /* NULL: none; outlives the engine */
+};
+
+/* Other plugins for a running engine, opened by whoever swaps them in; NULL: the kind stays. */
+struct kg_engine_swap {
+    const struct kg_sched_ops *sched_ops;
+    struct kg_sched *sched;
+    const struct kg_spec_ops *spec_ops;
+    struct kg_spec *spec;
+    uint64_t spec_caps;
+    uint32_t block; /* the engine's: rows of the new window */
 };
 
 /* kg_request.flags */
@@ -131,6 +168,7 @@ enum kg_event_type {
     KG_EVENT_TOKENS = 1, /* n tokens of output */
     KG_EVENT_ECHO = 2,   /* log probabilities of prompt tokens, in order */
     KG_EVENT_DONE = 3,
+    KG_EVENT_SWAPPED = 4, /* of no request: kg_engine_swap was carried out */
 };
 
 /* One thing that happened to a request. Pointers live until the next kg_engine_next. */
@@ -221,6 +259,15 @@ void kg_engine_cancel(struct kg_engine *engine, uint64_t id);
 void kg_engine_finish(struct kg_engine *engine, uint64_t id, uint32_t n_output);
 /* A slow reader: plan without this request until resumed. */
 void kg_engine_pause(struct kg_engine *engine, uint64_t id, bool paused);
+/*
+ * Puts other plugins in the place of scheduler and speculation, between two steps; no request is
+ * lost and no token changes. *swap stays the engine's until KG_EVENT_SWAPPED was read; then it
+ * holds what was replaced, which is the caller's to close (so it is when the engine is destroyed
+ * meanwhile: either may be in it). KG_EAGAIN: one is under way. KG_ECONFIG: there is no room for
+ * the drafts, or no drafter. On anything but KG_OK nothing changed.
+ */
+KG_CHECKED int kg_engine_swap(struct kg_engine *engine, struct kg_engine_swap *swap,
+                              struct kg_error *err);
 /* Next event, KG_OK or KG_EAGAIN when there is none. */
 int kg_engine_next(struct kg_engine *engine, struct kg_event *event);
 /* Descriptor that is readable while events may wait; kg_engine_next drains it. */

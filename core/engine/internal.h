@@ -65,19 +65,21 @@ struct kg_req {
     uint32_t past;     /* committed tokens */
     uint32_t n_echoed; /* prompt tokens whose log probability was reported */
     uint32_t slot, epoch, grant;
-    uint32_t n_granted; /* pages promised, those taken and those from the cache included */
-    uint32_t n_pages;   /* pages in its list */
-    uint32_t n_sent;    /* pages the backend was told of */
-    uint32_t unit;      /* state unit */
-    uint32_t fresh;     /* the next batch must RESET the slot */
-    uint32_t place;     /* in `running`, while a holder */
-    uint32_t nan;       /* its units must be poisoned when they go back */
-    uint32_t finish_at; /* kg_engine_finish: tokens + 1, 0 for none */
-    uint32_t lifetime;  /* enum kg_lifetime of the first admission */
-    uint32_t held;      /* waiting, and the policy put it off */
-    uint32_t put_off;   /* the policy's last answer was to put it off */
-    uint64_t asked;     /* n_changes when the policy was asked, 0: ask */
-    uint64_t ask_at_ns; /* held: ask again then */
+    uint32_t n_granted;    /* pages promised, those taken and those from the cache included */
+    uint32_t n_pages;      /* pages in its list */
+    uint32_t n_sent;       /* pages the backend was told of */
+    uint32_t unit;         /* state unit */
+    uint32_t fresh;        /* the next batch must RESET the slot */
+    uint32_t place;        /* in `running`, while a holder */
+    uint32_t nan;          /* its units must be poisoned when they go back */
+    uint32_t finish_at;    /* kg_engine_finish: tokens + 1, 0 for none */
+    uint32_t lifetime;     /* enum kg_lifetime of the first admission */
+    uint32_t held;         /* waiting, and the policy put it off */
+    uint32_t put_off;      /* the policy's last answer was to put it off */
+    uint64_t asked;        /* n_changes when the policy was asked, 0: ask */
+    uint64_t ask_at_ns;    /* held: ask again then */
+    uint64_t window_key;   /* window.c: of its class, 0 before it was looked for */
+    uint32_t window_class; /* where that was */
     /* cache.c */
     struct kg_index_path path;
     struct kg_index_match match; /* what it would find, while it waits */
@@ -120,10 +122,12 @@ struct kg_out {
 enum kg_msg_type {
     KG_MSG_SUBMIT = 1,
     KG_MSG_CONTROL = 2, /* look at control[index] */
+    KG_MSG_SWAP = 3,
 };
 struct kg_msg {
     uint32_t type, index;
     struct kg_job *job;
+    struct kg_engine_swap *swap;
 };
 
 /* What the caller wants of a request: levels, so that one message may stand for many. */
@@ -142,7 +146,8 @@ struct kg_port {
     uint32_t map_mask;
     const struct kg_out *record; /* being read */
     uint32_t n_record, at;
-    uint32_t ended; /* index whose DONE was the last event, KG_NONE for none */
+    uint32_t ended;    /* index whose DONE was the last event, KG_NONE for none */
+    uint32_t swapping; /* a SWAP message is under way */
 };
 
 /* Observed output lengths of a tenant (slot 0: of all), a histogram over powers of two in eighths;
@@ -155,6 +160,21 @@ struct kg_seen {
     uint32_t count[KG_SEEN_BUCKETS];
 };
 
+/* What the policy said about the windows of a class of requests, and when to ask again. */
+struct kg_window_class {
+    uint64_t key;         /* hash of the names, 0: unused */
+    uint64_t used;        /* n_gathered when it last had a decoding request */
+    uint64_t asked;       /* n_gathered when it was asked about */
+    uint64_t rules;       /* n_rules then, 0 never */
+    uint64_t ask_at_ns;   /* ask at the latest, while it may not draft */
+    uint64_t context_sum; /* tokens, of this step */
+    uint32_t n_seqs;      /* of this step */
+    uint32_t verified, accepted;
+    uint32_t acceptance, batch, context; /* ranges it was asked about */
+    uint32_t rule, length;               /* enum kg_window_rule */
+    char tenant[32], class_name[32];
+};
+
 struct kg_engine {
     struct kg_engine_parts parts;
     struct kg_engine_conf conf;
@@ -164,7 +184,8 @@ struct kg_engine {
     struct kg_pool_layout layout;
     uint32_t max_context; /* tokens of a request */
     uint32_t max_pages;   /* pages one request can ever hold beside its state */
-    uint32_t block;       /* draft rows memory is granted for */
+    uint32_t block;       /* most draft rows of a sequence */
+    uint32_t max_block;   /* the same for every plugin that may be swapped in: room for so many */
     uint32_t cap;         /* draft rows of the coming step */
     struct kg_cost cost;  /* for the policy; size 0: there is none */
     struct kg_cost_table cost_table;
@@ -179,6 +200,7 @@ struct kg_engine {
     uint32_t *admitted;     /* [max_seqs] indexes admitted during a plan */
     uint32_t n_admitted, n_asked, planning;
     uint64_t n_changes;   /* requests begun, ended, preempted, rules replaced: from 1 */
+    uint64_t n_rules;     /* rules replaced: from 1 */
     uint32_t n_held;      /* requests the policy put off */
     uint32_t n_put_off;   /* of them, in this step: the next one shows the scheduler others */
     uint64_t ask_at_ns;   /* when the first of them is asked about again */
@@ -203,6 +225,12 @@ struct kg_engine {
     uint32_t n_spec;
     struct kg_spec_seen *seen; /* [2 * max_seqs] */
     uint32_t n_seen;
+
+    struct kg_window_class *classes;      /* [n_classes]; NULL: no policy has a say */
+    struct kg_window_class **classes_now; /* [max_seqs] those with decoding requests */
+    uint32_t n_classes, n_classes_now;
+    uint32_t windows; /* the policy has a say in this step */
+    uint64_t n_gathered;
 
     struct kg_ring *inbox, *outbox;
     struct kg_control *control; /* [max_requests] */
@@ -250,6 +278,8 @@ static inline int kg_req_holds(const struct kg_req *r)
 /* --- request.c: states, lists, units --- */
 
 void kg_req_arrive(struct kg_engine *e, uint32_t index, struct kg_job *job);
+/* Tells a scheduler that was put in place of another of every request. */
+void kg_req_introduce(struct kg_engine *e);
 /* Takes slot, grant and state as given; the request joins `running` when the plan ends. */
 void kg_req_admit(struct kg_engine *e, struct kg_req *r, uint32_t grant, uint32_t n_pages,
                   uint32_t unit);
@@ -353,6 +383,24 @@ void kg_draft_step(struct kg_engine *e);
 /* Notes a window's outcome, or that a slot is free (tokens NULL). */
 void kg_draft_seen(struct kg_engine *e, const struct kg_spec_seen *seen);
 void kg_draft_observe(struct kg_engine *e, uint64_t step_ns);
+/* Draft rows of a speculation plugin, cut to what backend and step can do; 0: it cannot draft. */
+uint32_t kg_draft_block(const struct kg_engine *e, const struct kg_spec_ops *ops,
+                        const struct kg_spec *spec, uint64_t caps);
+/* Puts another speculation in place; *swap is left with the old one. */
+void kg_draft_swap(struct kg_engine *e, struct kg_engine_swap *swap);
+
+/* --- window.c: the policy's word on verify windows --- */
+
+int kg_window_create(struct kg_engine *e);
+void kg_window_destroy(struct kg_engine *e);
+/* Before the cap of the coming step is known: asks about classes that changed. The longest window
+ * that a decoding request may have. */
+uint32_t kg_window_step(struct kg_engine *e);
+uint32_t kg_window_limit(const struct kg_engine *e, const struct kg_req *r);
+/* All drafts are to be verified. */
+int kg_window_is_set(const struct kg_engine *e, const struct kg_req *r);
+void kg_window_seen(struct kg_engine *e, const struct kg_req *r, uint32_t n_verified,
+                    uint32_t n_accepted);
 
 /* --- batch.c --- */
 

@@ -22,7 +22,9 @@ void kg_pol_begin(struct kg_engine *e, uint64_t now_ns)
     if (p == NULL) {
         return;
     }
-    e->n_changes += p->step(p->ctx) != 0;
+    int replaced = p->step(p->ctx) != 0;
+    e->n_changes += replaced;
+    e->n_rules += replaced;
     e->n_put_off = 0;
     e->ask_at_ns = UINT64_MAX;
     if (e->n_held == 0) {

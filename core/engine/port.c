@@ -23,6 +23,25 @@ static void read_submit(struct kg_engine *e, const struct kg_msg *m)
     }
 }
 
+/* Between two steps: other plugins. What the caller gave is exchanged for what was there. */
+static void read_swap(struct kg_engine *e, struct kg_engine_swap *swap)
+{
+    if (swap->spec_ops != NULL) {
+        kg_draft_swap(e, swap);
+    }
+    if (swap->sched_ops != NULL) {
+        const struct kg_sched_ops *ops = e->parts.sched_ops;
+        struct kg_sched *sched = e->parts.sched;
+        e->parts.sched_ops = swap->sched_ops;
+        e->parts.sched = swap->sched;
+        swap->sched_ops = ops;
+        swap->sched = sched;
+        kg_req_introduce(e);
+    }
+    kg_draft_observe(e, 0); /* the cap of the coming step */
+    kg_port_out(e, KG_NONE, KG_EVENT_SWAPPED, 0, 0);
+}
+
 int kg_port_drain(struct kg_engine *e, int in_flight)
 {
     const struct kg_msg *m;
@@ -35,6 +54,9 @@ int kg_port_drain(struct kg_engine *e, int in_flight)
             n++;
         } else if (in_flight) {
             break;
+        } else if (m->type == KG_MSG_SWAP) {
+            read_swap(e, m->swap);
+            n++;
         } else {
             atomic_store(&e->control[m->index].pending, 0);
             n += kg_req_steer(e, m->index);
@@ -356,6 +378,32 @@ void kg_engine_pause(struct kg_engine *engine, uint64_t id, bool paused)
     }
 }
 
+int kg_engine_swap(struct kg_engine *engine, struct kg_engine_swap *swap, struct kg_error *err)
+{
+    struct kg_port *p = &engine->port;
+    uint64_t caps = swap->spec_caps;
+
+    if (p->swapping) {
+        return kg_fail(err, KG_EAGAIN, "another change of plugins is under way");
+    }
+    if (swap->spec_ops != NULL) {
+        swap->block = kg_draft_block(engine, swap->spec_ops, swap->spec, caps);
+        swap->block = swap->block < engine->max_block ? swap->block : engine->max_block;
+        if ((caps & KG_SPEC_CAP_MODEL) && !(engine->desc.caps & KG_EXEC_CAP_DRAFT)) {
+            return kg_fail(err, KG_ECONFIG, "it needs a drafter, and none was loaded at start");
+        }
+        if ((caps & (KG_SPEC_CAP_MODEL | KG_SPEC_CAP_HOST)) && swap->block == 0) {
+            return kg_fail(err, KG_ECONFIG, "the backend was opened without room for drafts");
+        }
+    }
+    struct kg_msg m = {.type = KG_MSG_SWAP, .index = KG_NONE, .swap = swap};
+    if (kg_ring_put(engine->inbox, &m, sizeof(m)) != KG_OK) {
+        return kg_fail(err, KG_EAGAIN, "the engine's inbox is full");
+    }
+    p->swapping = 1;
+    return KG_OK;
+}
+
 /* --- caller side: events --- */
 
 /* The request whose DONE was handed out last is forgotten now. */
@@ -414,6 +462,12 @@ int kg_engine_next(struct kg_engine *engine, struct kg_event *event)
         p->at = 0;
     }
     const struct kg_out *o = &p->record[p->at++];
+    if (o->type == KG_EVENT_SWAPPED) {
+        event->id = 0;
+        event->type = KG_EVENT_SWAPPED;
+        p->swapping = 0;
+        return KG_OK;
+    }
     fill_event(p->jobs[o->index], o, event);
     if (o->type == KG_EVENT_DONE) {
         p->ended = o->index;
@@ -442,8 +496,9 @@ int kg_port_create(struct kg_engine *e)
     p->free_index = calloc(n, sizeof(*p->free_index));
     p->map = malloc(places * sizeof(*p->map));
     e->control = calloc(n, sizeof(*e->control));
-    /* All requests end in one step at worst; besides, each running one says two things. */
-    e->out_cap = n + 2 * e->conf.max_seqs;
+    /* All requests end in one step at worst; besides, each running one says two things, and one
+     * swap may be carried out. */
+    e->out_cap = n + 2 * e->conf.max_seqs + 1;
     e->out = calloc(e->out_cap, sizeof(*e->out));
     if (p->jobs == NULL || p->free_index == NULL || p->map == NULL || e->control == NULL ||
         e->out == NULL) {

@@ -183,6 +183,19 @@ void kg_req_arrive(struct kg_engine *e, uint32_t index, struct kg_job *job)
     e->parts.sched_ops->add(e->parts.sched, &row);
 }
 
+void kg_req_introduce(struct kg_engine *e)
+{
+    const struct kg_waiting *w = &e->waiting;
+
+    kg_req_settle(e);
+    for (uint32_t i = 0; i < e->n_running; i++) {
+        e->parts.sched_ops->add(e->parts.sched, &e->running[i]);
+    }
+    for (uint32_t i = w->head; i < w->head + w->n; i++) {
+        e->parts.sched_ops->add(e->parts.sched, &w->rows[i]);
+    }
+}
+
 void kg_req_admit(struct kg_engine *e, struct kg_req *r, uint32_t grant, uint32_t n_pages,
                   uint32_t unit)
 {

@@ -269,6 +269,7 @@ void rig_open(struct rig *rig, const struct rig_conf *c)
         .prefix = !c->no_prefix,
         .checkpoint = or (c->checkpoint, KG_CKPT_AUTO + 1) - 1,
         .interval = or (c->interval, 16),
+        .max_draft = c->keep_draft,
         .ghost_bytes = c->ghost_bytes != 0 ? c->ghost_bytes : 65536,
         .debug = !c->no_debug,
         .test = c->test,
@@ -344,6 +345,11 @@ void rig_pump(struct rig *rig)
     struct kg_event ev;
 
     while (kg_engine_next(rig->engine, &ev) == KG_OK) {
+        if (ev.type == KG_EVENT_SWAPPED) {
+            assert_int_equal(ev.id, 0);
+            rig->n_swapped++;
+            continue;
+        }
         assert_true(ev.id > 0 && ev.id < RIG_IDS);
         struct rig_out *o = &rig->outs[ev.id];
         assert_true(o->submitted);

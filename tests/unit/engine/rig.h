@@ -30,7 +30,8 @@ struct rig_conf {
     uint32_t prefill_chunk;         /* 16 */
     uint32_t page_tokens;           /* 8 */
     uint32_t max_context;           /* the backend's */
-    uint32_t max_draft;             /* 8 */
+    uint32_t max_draft;             /* of the backend, 8 */
+    uint32_t keep_draft;            /* rows the engine keeps room for, 0 */
     uint32_t lifetime, max_wait_ms, queue_timeout_ms;
     uint32_t no_debug;    /* 1: no checks after each step */
     uint32_t no_prefix;   /* 1: no prefix reuse; it is on by default */
@@ -75,6 +76,7 @@ struct rig {
     uint32_t vocab;
     struct rig_out *outs;  /* [RIG_IDS] */
     uint32_t n_open;       /* submitted, not done */
+    uint32_t n_swapped;    /* swaps carried out */
     struct kg_error error; /* of the last step that failed */
     /* Prompts begin with min(n_shared, n_prompt) tokens of one of n_groups texts; a message ends
      * there. 0: nothing is shared. */
