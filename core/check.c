@@ -96,7 +96,8 @@ static void warn_promises(struct kg_check *k)
     if ((k->stack->desc.caps & KG_EXEC_CAP_VIRTUAL) != 0)
         (void)kg_buf_puts(w, "the backend's clock is virtual: good for experiments, kedge serve "
                              "refuses it\n");
-    if ((k->stack->parts.spec_caps & KG_SPEC_CAP_COST) != 0 && !k->stack->conf->engine.cost)
+    if ((k->stack->parts.spec_caps & KG_SPEC_CAP_COST) != 0 &&
+        strcmp(k->stack->conf->cost, "off") == 0)
         (void)kg_buf_puts(w, "speculation decides better when it knows what a step costs: "
                              "[engine] cost = measured\n");
 }

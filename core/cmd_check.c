@@ -1,8 +1,33 @@
 /* kedge check: what a configuration will do, or why it cannot work. */
 #include "check.h"
 #include "cmd.h"
+#include "engine/cost.h"
 
-static int report(struct kg_config *config, int json)
+#include <errno.h>
+#include <string.h>
+
+/* The backend's step times into a file for [engine] cost. */
+static int write_cost(struct kg_stack *stack, const char *path, struct kg_error *err)
+{
+    const struct kg_plugin *p = kg_config_choice(stack->config, KG_KIND_EXEC)->ref.plugin;
+    const struct kg_engine_conf *e = &stack->conf->engine;
+    char about[160];
+
+    int rc = kg_stack_engine(stack, err);
+    if (rc != KG_OK)
+        return rc;
+    (void)snprintf(about, sizeof(about), "exec-%s %s, up to %u sequences and %u rows", p->name,
+                   p->version, e->max_seqs, e->step_tokens);
+    FILE *f = fopen(path, "w");
+    if (f == NULL)
+        return kg_fail(err, KG_EIO, "%.150s: %s", path, strerror(errno));
+    rc = kg_cost_write(kg_engine_cost(stack->engine), about, f);
+    if (fclose(f) != 0 || rc != KG_OK)
+        return kg_fail(err, KG_EIO, "%.150s: %s", path, strerror(errno));
+    return KG_OK;
+}
+
+static int report(struct kg_config *config, int json, const char *cost)
 {
     struct kg_error err = {0};
     struct kg_stack *stack;
@@ -13,6 +38,8 @@ static int report(struct kg_config *config, int json)
     if (rc != KG_OK)
         return kg_cmd_fail(&err);
     rc = kg_check_gather(&check, config, stack, &err);
+    if (rc == KG_OK && cost != NULL)
+        rc = write_cost(stack, cost, &err);
     if (rc == KG_OK) {
         kg_buf_init(&out, 4 << 20);
         if (json)
@@ -32,18 +59,28 @@ int kg_cmd_check(int argc, char **argv)
     struct kg_cmd_line line;
     struct kg_config *config;
     struct kg_buf values;
+    const char *cost = NULL;
     int show = 0;
     const struct kg_cmd_flag flags[] = {
+        {"--write-cost", "FILE", "measure what steps take, into a file for [engine] cost", &cost,
+         NULL},
         {"--values", NULL, "print every effective value and where it comes from", NULL, &show},
         {0},
     };
 
-    int rc = kg_cmd_parse(&line, argc, argv, "kedge check -c FILE [--json] [--values]",
+    int rc = kg_cmd_parse(&line, argc, argv,
+                          "kedge check -c FILE [--json] [--values] [--write-cost FILE]",
                           "Says what a configuration will do, warns of what silently costs, and "
                           "refuses what cannot work.",
                           flags, 0);
     if (rc >= 0)
         return rc;
+    if (cost != NULL && line.n_sets == KG_CMD_SETS) {
+        (void)fputs("kedge: too many --set\n", stderr);
+        return KG_EXIT_USAGE;
+    }
+    if (cost != NULL)
+        line.sets[line.n_sets++] = "engine.cost=measured";
     line.quiet = 1; /* warnings are part of the report */
     rc = kg_cmd_config(&line, &config);
     if (rc >= 0)
@@ -54,7 +91,7 @@ int kg_cmd_check(int argc, char **argv)
         (void)fwrite(kg_buf_cstr(&values), 1, values.len, stdout);
         kg_buf_fini(&values);
     }
-    rc = report(config, line.json);
+    rc = report(config, line.json, cost);
     kg_config_destroy(config);
     return rc;
 }

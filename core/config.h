@@ -11,6 +11,7 @@
 #define KEDGE_CORE_CONFIG_H
 
 #include "base/buf.h"
+#include "engine/cost.h"
 #include "engine/engine.h"
 #include "plugin.h"
 #include "serve/conf.h"
@@ -23,8 +24,9 @@ struct kg_conf {
     const char *plugin_dir; /* "" for the default */
     const char *plugins[KG_PLUGIN_KINDS]; /* words of [plugins], NULL for tier */
     struct kg_engine_conf engine;
-    const char *cost;     /* "off", "measured" or a file */
-    uint32_t spec_accept; /* 0 coupling, 1 rejection, 2 block */
+    const char *cost;                /* "off", "measured" or a file */
+    struct kg_cost_table cost_table; /* of the file; engine.cost_table points here */
+    uint32_t spec_accept;            /* 0 coupling, 1 rejection, 2 block */
     uint32_t tp, ep, nodes, fabric, allow_slow_fabric;
     const char *lua_script; /* "" for none */
     uint32_t lua_on_error;  /* 0 reject, 1 admit */

@@ -17,6 +17,8 @@ static const struct {
 
 static bool is_path(const struct kg_entry *e)
 {
+    if (strcmp(e->section, "engine") == 0 && strcmp(e->key, "cost") == 0)
+        return strcmp(e->value, "off") != 0 && strcmp(e->value, "measured") != 0;
     for (size_t i = 0; i < sizeof(path_keys) / sizeof(path_keys[0]); i++) {
         if (strcmp(e->section, path_keys[i].section) == 0 && strcmp(e->key, path_keys[i].key) == 0)
             return !path_keys[i].only_with_slash || strchr(e->value, '/') != NULL;
@@ -204,9 +206,6 @@ static void warn_unbuilt(struct kg_config *c)
             c, where_of(c, "prefix", "enabled"),
             "[prefix] enabled = no: every request is computed from its first token, also "
             "a chat's next turn");
-    if (strcmp(v->cost, "off") != 0 && strcmp(v->cost, "measured") != 0)
-        kg_config_warn(c, where_of(c, "engine", "cost"),
-                       "[engine] cost: no effect, a table in a file is not read yet");
     if (v->fabric != 0 || v->allow_slow_fabric)
         kg_config_warn(c, where_of(c, "cluster", v->fabric != 0 ? "fabric" : "allow_slow_fabric"),
                        "[cluster]: no effect on a single machine");
@@ -218,6 +217,11 @@ void kg_config_cross(struct kg_config *c)
     struct kg_error err = {0};
 
     c->conf.engine.cost = strcmp(v->cost, "measured") == 0;
+    if (!c->conf.engine.cost && strcmp(v->cost, "off") != 0) {
+        c->conf.engine.cost_table = &c->conf.cost_table;
+        if (kg_cost_read(v->cost, &c->conf.cost_table, &err) != KG_OK)
+            kg_config_blame(c, where_of(c, "engine", "cost"), "[engine] cost: %s", err.text);
+    }
     if (kg_server_conf_check(&v->server, &err) != KG_OK)
         kg_config_blame(c, "config", "%s", err.text);
     if (v->engine.prefill_chunk > v->engine.step_tokens)

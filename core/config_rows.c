@@ -48,8 +48,9 @@ static const struct kg_opt engine_rows[] = {
     U32("max_context", engine.max_context, "0", 0, 16777216,
         "Most tokens of a request, prompt and answer; 0: the model's own limit. Unit: tokens."),
     STR("cost", cost, "off",
-        "Step time as speculation sees it: off, or measured at start, which takes a second or "
-        "two."),
+        "Step time as speculation and eviction see it: off; measured at start, which takes a "
+        "second or two, and kept up to date; or a file that kedge check --write-cost wrote, which "
+        "makes decisions independent of the clock."),
     BOOL("debug", engine.debug, "no",
          "Check pool and scheduler after every step and poison freed units. Slow."),
     {0},

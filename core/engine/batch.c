@@ -264,6 +264,31 @@ static int run_exec(struct kg_engine *e, struct kg_error *err)
     return rc;
 }
 
+/* The surface follows what steps take. Only steps of one sort speak of one place on it. */
+static void learn_cost(struct kg_engine *e)
+{
+    const struct kg_pick *p = e->picks;
+    uint64_t context = 0;
+
+    if (!e->conf.cost || e->result.step_ns == 0) {
+        return;
+    }
+    if (e->n_picks == 1 && !p->decode) {
+        kg_cost_learn_chunk(&e->cost_table, e->seqs[0].past, e->n_rows, e->result.step_ns);
+        return;
+    }
+    if (e->n_spec > 0 && (e->parts.spec_caps & KG_SPEC_CAP_MODEL)) {
+        return; /* the drafter's time may be in it */
+    }
+    for (uint32_t i = 0; i < e->n_picks; i++) {
+        if (!p[i].decode) {
+            return;
+        }
+        context += e->seqs[i].past;
+    }
+    kg_cost_learn(&e->cost_table, e->n_picks, e->n_rows, context, e->result.step_ns);
+}
+
 int kg_batch_run(struct kg_engine *e, struct kg_error *err)
 {
     struct kg_error why = {0};
@@ -283,6 +308,7 @@ int kg_batch_run(struct kg_engine *e, struct kg_error *err)
         *err = why;
         return rc;
     }
+    learn_cost(e);
     for (uint32_t i = 0; i < e->n_picks; i++) {
         settle_seq(e, &e->picks[i], &e->seqs[i], &e->result.seqs[i]);
     }

@@ -1,8 +1,11 @@
 #include "engine/cost.h"
 
-#define BASE_CONTEXT 256u /* tokens of a sequence while the grid is measured */
-#define FAR_CONTEXT 4096u /* of the one point that shows what context costs */
-#define WINDOW 16u        /* rows of a sequence */
+#define BASE_CONTEXT 256u      /* tokens of a sequence while the grid is measured */
+#define FAR_CONTEXT 4096u      /* of the one point that shows what context costs */
+#define WINDOW 16u             /* rows of a sequence */
+#define CHUNK_CONTEXT_ROWS 64u /* of the prompt rows that show what context costs them */
+#define LONGEST_NS 100000000u  /* no longer chunk is measured after one that takes this */
+#define LEARN (1.0 / 16.0)     /* share of a difference that one step is believed */
 
 static double seqs_at(uint32_t i)
 {
@@ -15,17 +18,17 @@ static double rows_at(uint32_t j)
 }
 
 /* Points the backend cannot do, and rows fewer than sequences, from their neighbours. */
-static void fill_gaps(struct kg_cost_table *t, uint32_t i, uint32_t first, uint32_t end)
+static void fill_gaps(double *ns, uint32_t n_rows, uint32_t first, uint32_t end)
 {
     for (uint32_t j = 0; j < first; j++) {
-        t->ns[i][j] = t->ns[i][first];
+        ns[j] = ns[first];
     }
-    for (uint32_t j = end; j < t->n_rows; j++) {
-        double slope = t->ns[i][end - 1] / rows_at(end - 1); /* one point only: rows are all */
+    for (uint32_t j = end; j < n_rows; j++) {
+        double slope = ns[end - 1] / rows_at(end - 1); /* one point only: rows are all */
         if (end - first > 1) {
-            slope = (t->ns[i][end - 1] - t->ns[i][end - 2]) / rows_at(end - 2);
+            slope = (ns[end - 1] - ns[end - 2]) / rows_at(end - 2);
         }
-        t->ns[i][j] = t->ns[i][end - 1] + slope * (rows_at(j) - rows_at(end - 1));
+        ns[j] = ns[end - 1] + slope * (rows_at(j) - rows_at(end - 1));
     }
 }
 
@@ -42,6 +45,37 @@ static void make_monotone(struct kg_cost_table *t)
                 t->ns[i][j] = least;
             }
         }
+    }
+    for (uint32_t j = 1; j < t->n_chunk; j++) {
+        t->chunk_ns[j] = t->chunk_ns[j] > t->chunk_ns[j - 1] ? t->chunk_ns[j] : t->chunk_ns[j - 1];
+    }
+}
+
+/* What rows of a prompt take: without context by their number, and with it. */
+static void measure_chunks(struct kg_cost_table *t, const struct kg_exec_ops *ops,
+                           struct kg_exec *exec, uint32_t near, uint32_t far)
+{
+    uint32_t some = 1, j = 0;
+    uint64_t ns = 0, far_ns;
+
+    while (2 * some <= rows_at(t->n_rows - 1) && some < CHUNK_CONTEXT_ROWS) {
+        some *= 2;
+    }
+    if (far > near && ops->profile(exec, 1, some, near, &ns) == KG_OK &&
+        ops->profile(exec, 1, some, far, &far_ns) == KG_OK && far_ns > ns) {
+        t->prompt_token_ns = (double)(far_ns - ns) / (double)(far - near) / some;
+    }
+    for (; j < t->n_rows && ns < LONGEST_NS; j++) {
+        double rows = rows_at(j);
+        if (ops->profile(exec, 1, 1u << j, near, &ns) != KG_OK) {
+            break;
+        }
+        double context = t->prompt_token_ns * rows * (near + (rows - 1) / 2);
+        t->chunk_ns[j] = (double)ns > context ? (double)ns - context : 0.0;
+    }
+    t->n_chunk = t->n_rows;
+    if (j > 0) {
+        fill_gaps(t->chunk_ns, t->n_chunk, 0, j);
     }
 }
 
@@ -78,9 +112,10 @@ int kg_cost_measure(struct kg_cost_table *t, const struct kg_exec_ops *ops, stru
         if (j == 2 * i) {
             break; /* more sequences than it can do */
         }
-        fill_gaps(t, i, 2 * i, j);
+        fill_gaps(t->ns[i], t->n_rows, 2 * i, j);
         t->n_seqs++;
     }
+    measure_chunks(t, ops, exec, near, far);
     make_monotone(t);
     return KG_OK;
 }
@@ -97,16 +132,134 @@ static double place(double v, double (*at)(uint32_t i), uint32_t n, uint32_t *ce
     return n < 2 ? 0.0 : (v - at(i)) / (at(i + 1) - at(i));
 }
 
+/* Where a step lies on the grid: the cell's corners and how far from its low ones. */
+struct spot {
+    uint32_t i, i1, j, j1;
+    double x, y;
+};
+
+static struct spot spot_of(const struct kg_cost_table *t, uint32_t n_seqs, uint32_t rows)
+{
+    struct spot s;
+
+    s.x = place(n_seqs > 0 ? n_seqs : 1, seqs_at, t->n_seqs, &s.i);
+    s.y = place(rows > 0 ? rows : 1, rows_at, t->n_rows, &s.j);
+    s.x = s.x < 1.0 ? s.x : 1.0; /* more sequences than measured cost their rows */
+    s.i1 = s.i + 1 < t->n_seqs ? s.i + 1 : s.i;
+    s.j1 = s.j + 1 < t->n_rows ? s.j + 1 : s.j;
+    return s;
+}
+
+static double grid_ns(const struct kg_cost_table *t, const struct spot *s)
+{
+    const double *a = t->ns[s->i], *b = t->ns[s->i1];
+    double low = a[s->j] + (a[s->j1] - a[s->j]) * s->y;
+    double high = b[s->j] + (b[s->j1] - b[s->j]) * s->y;
+
+    return low + (high - low) * s->x;
+}
+
 uint64_t kg_cost_step_ns(void *ctx, uint32_t n_seqs, uint32_t rows, uint64_t context)
 {
     const struct kg_cost_table *t = ctx;
-    uint32_t i, j;
-    double x = place(n_seqs > 0 ? n_seqs : 1, seqs_at, t->n_seqs, &i);
-    double y = place(rows > 0 ? rows : 1, rows_at, t->n_rows, &j);
-    x = x < 1.0 ? x : 1.0; /* more sequences than measured cost their rows */
-    uint32_t i1 = i + 1 < t->n_seqs ? i + 1 : i, j1 = j + 1 < t->n_rows ? j + 1 : j;
-    double low = t->ns[i][j] + (t->ns[i][j1] - t->ns[i][j]) * y;
-    double high = t->ns[i1][j] + (t->ns[i1][j1] - t->ns[i1][j]) * y;
+    struct spot s = spot_of(t, n_seqs, rows);
 
-    return (uint64_t)(low + (high - low) * x + t->token_ns * (double)context);
+    return (uint64_t)(grid_ns(t, &s) + t->token_ns * (double)context);
+}
+
+/* --- prompts --- */
+
+static double chunk_ns(const struct kg_cost_table *t, uint32_t rows, uint32_t *j, double *y)
+{
+    *y = place(rows, rows_at, t->n_chunk, j);
+    uint32_t j1 = *j + 1 < t->n_chunk ? *j + 1 : *j;
+
+    return t->chunk_ns[*j] + (t->chunk_ns[j1] - t->chunk_ns[*j]) * *y;
+}
+
+/* Tokens before each row, over `rows` rows behind `from` tokens. */
+static double context_of(uint32_t from, uint32_t rows)
+{
+    return (double)rows * (from + ((double)rows - 1) / 2);
+}
+
+uint64_t kg_cost_prefill_ns(const struct kg_cost_table *t, uint32_t from, uint32_t to,
+                            uint32_t chunk)
+{
+    uint32_t j;
+    double y;
+
+    if (to <= from) {
+        return 0;
+    }
+    uint32_t n = to - from, whole = n / chunk, rest = n % chunk;
+    double ns = t->prompt_token_ns * context_of(from, n);
+    ns += whole > 0 ? whole * chunk_ns(t, chunk, &j, &y) : 0.0;
+    ns += rest > 0 ? chunk_ns(t, rest, &j, &y) : 0.0;
+    return (uint64_t)ns;
+}
+
+/* --- learning --- */
+
+/* How far a value is corrected by one step that should have taken `value` and took `seen`. */
+static double step_towards(double value, double seen)
+{
+    double least = value / 2, most = 2 * value + 1000; /* one hiccup says little */
+
+    seen = seen < least ? least : seen;
+    return LEARN * ((seen < most ? seen : most) - value);
+}
+
+static double rise(double v, double by)
+{
+    return v + by > 0.0 ? v + by : 0.0;
+}
+
+/* A point of the grid moves; those it would overtake go with it. */
+static void move_point(struct kg_cost_table *t, uint32_t i, uint32_t j, double by)
+{
+    double v = t->ns[i][j] = rise(t->ns[i][j], by);
+
+    for (uint32_t a = by > 0 ? i : 0; a < (by > 0 ? t->n_seqs : i + 1); a++) {
+        for (uint32_t b = by > 0 ? j : 0; b < (by > 0 ? t->n_rows : j + 1); b++) {
+            if (by > 0 ? t->ns[a][b] < v : t->ns[a][b] > v) {
+                t->ns[a][b] = v;
+            }
+        }
+    }
+}
+
+void kg_cost_learn(struct kg_cost_table *t, uint32_t n_seqs, uint32_t rows, uint64_t context,
+                   uint64_t ns)
+{
+    struct spot s = spot_of(t, n_seqs, rows);
+    double by = step_towards(grid_ns(t, &s), (double)ns - t->token_ns * (double)context);
+    double y = s.y < 1.0 ? s.y : 1.0; /* beyond the last point: that one */
+
+    move_point(t, s.i, s.j, by * (1 - s.x) * (1 - y));
+    move_point(t, s.i, s.j1, by * (1 - s.x) * y);
+    move_point(t, s.i1, s.j, by * s.x * (1 - y));
+    move_point(t, s.i1, s.j1, by * s.x * y);
+}
+
+static void move_chunk(struct kg_cost_table *t, uint32_t j, double by)
+{
+    double v = t->chunk_ns[j] = rise(t->chunk_ns[j], by);
+
+    for (uint32_t b = 0; b < t->n_chunk; b++) {
+        if (b > j ? t->chunk_ns[b] < v : t->chunk_ns[b] > v) {
+            t->chunk_ns[b] = v;
+        }
+    }
+}
+
+void kg_cost_learn_chunk(struct kg_cost_table *t, uint32_t from, uint32_t rows, uint64_t ns)
+{
+    uint32_t j;
+    double y, now = chunk_ns(t, rows, &j, &y);
+    double by = step_towards(now, (double)ns - t->prompt_token_ns * context_of(from, rows));
+
+    y = y < 1.0 ? y : 1.0;
+    move_chunk(t, j, by * (1 - y));
+    move_chunk(t, j + 1 < t->n_chunk ? j + 1 : j, by * y);
 }

@@ -124,11 +124,9 @@ static void size_blocks(struct kg_engine *e)
 
 static int measure_cost(struct kg_engine *e, struct kg_error *err)
 {
-    if (!e->conf.cost || e->max_block == 0) {
-        return KG_OK;
-    }
     int rc = kg_cost_measure(&e->cost_table, e->parts.exec_ops, e->parts.exec, e->conf.max_seqs,
                              e->conf.step_tokens, e->max_context);
+
     if (rc != KG_OK) {
         return kg_fail(err, rc, "the backend cannot time a step ([engine] cost = measured)");
     }
@@ -138,6 +136,24 @@ static int measure_cost(struct kg_engine *e, struct kg_error *err)
     }
     if (rc != KG_OK) {
         return kg_fail(err, rc, "the backend cannot time a draft ([engine] cost = measured)");
+    }
+    return KG_OK;
+}
+
+/* The surface of `cost`, measured before the index and the pool hold anything. */
+static int make_cost(struct kg_engine *e, struct kg_error *err)
+{
+    if (e->conf.cost_table != NULL) {
+        e->cost_table = *e->conf.cost_table;
+        e->conf.cost_table = NULL; /* the caller's */
+        e->conf.cost = 0;
+    } else if (e->conf.cost) {
+        int rc = measure_cost(e, err);
+        if (rc != KG_OK) {
+            return rc;
+        }
+    } else {
+        return KG_OK;
     }
     e->cost = (struct kg_cost){sizeof(e->cost), &e->cost_table, kg_cost_step_ns, kg_cost_draft_ns};
     return KG_OK;
@@ -160,7 +176,10 @@ static int init(struct kg_engine *e, struct kg_error *err)
         return kg_fail(err, KG_ENOMEM, "no memory for an engine of %u sequences, %u requests",
                        e->conf.max_seqs, e->conf.max_requests);
     }
-    rc = kg_cache_create(e, err);
+    rc = make_cost(e, err);
+    if (rc == KG_OK) {
+        rc = kg_cache_create(e, err);
+    }
     if (rc != KG_OK) {
         return rc;
     }
@@ -170,10 +189,6 @@ static int init(struct kg_engine *e, struct kg_error *err)
                        "the pool holds %u pages beside a state, one request of two "
                        "tokens needs %llu",
                        e->max_pages, (unsigned long long)kg_adm_max_pages(e, 1, 1));
-    }
-    rc = measure_cost(e, err);
-    if (rc != KG_OK) {
-        return rc;
     }
     kg_rng_seed(&e->rng, e->test.seed);
     kg_draft_observe(e, 0); /* the first cap */
@@ -410,4 +425,9 @@ uint32_t kg_engine_max_tokens(const struct kg_engine *engine)
     uint64_t held = (uint64_t)engine->max_pages * engine->layout.page_tokens - engine->max_block;
 
     return held < engine->max_context ? (uint32_t)held : engine->max_context;
+}
+
+const struct kg_cost_table *kg_engine_cost(const struct kg_engine *engine)
+{
+    return engine->cost.size != 0 ? &engine->cost_table : NULL;
 }

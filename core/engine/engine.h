@@ -15,21 +15,24 @@
 
 struct kg_engine;
 struct kg_engine_test;
+struct kg_cost_table;
 
 /* [engine], [memory] and [admission] as the engine needs them. */
 struct kg_engine_conf {
-    uint32_t max_seqs;         /* most requests that hold memory at once */
-    uint32_t max_requests;     /* most requests in the engine, waiting ones included */
-    uint32_t step_tokens;      /* most rows of a step */
-    uint32_t prefill_chunk;    /* most prefill tokens of one request in a step */
-    uint32_t max_context;      /* most tokens of a request; 0 for the model's limit */
-    uint32_t page_tokens;      /* wanted; the pool answers the effective value */
-    uint64_t arena_bytes;      /* [memory] bytes */
-    uint32_t lifetime;         /* enum kg_lifetime */
-    uint32_t max_draft;        /* draft rows to keep room for beyond what parts.spec asks for, so
-                                * that another plugin can take its place; 0: none */
-    uint32_t cost;             /* 1: a cost surface is measured at start, if there is speculation */
-    uint32_t max_wait_ms;      /* past it nobody younger is admitted first; 0 off */
+    uint32_t max_seqs;      /* most requests that hold memory at once */
+    uint32_t max_requests;  /* most requests in the engine, waiting ones included */
+    uint32_t step_tokens;   /* most rows of a step */
+    uint32_t prefill_chunk; /* most prefill tokens of one request in a step */
+    uint32_t max_context;   /* most tokens of a request; 0 for the model's limit */
+    uint32_t page_tokens;   /* wanted; the pool answers the effective value */
+    uint64_t arena_bytes;   /* [memory] bytes */
+    uint32_t lifetime;      /* enum kg_lifetime */
+    uint32_t max_draft;     /* draft rows to keep room for beyond what parts.spec asks for, so that
+                             * another plugin can take its place; 0: none */
+    uint32_t cost;          /* 1: a cost surface is measured at start and follows the steps */
+    const struct kg_cost_table *cost_table; /* one that stays as it is (engine/cost.h), copied;
+                                               NULL: `cost` says */
+    uint32_t max_wait_ms;                   /* past it nobody younger is admitted first; 0 off */
     uint32_t queue_timeout_ms; /* a request that waited longer ends with KG_FINISH_TIMEOUT; 0 off */
     uint32_t prefix;           /* [prefix] enabled: 1 to reuse equal beginnings of prompts */
     uint32_t checkpoint;  /* [prefix] checkpoint: enum kg_ckpt_policy (engine/index_policy.h) */
@@ -279,6 +282,9 @@ void kg_engine_stats(const struct kg_engine *engine, struct kg_engine_stats *sta
 /* What backend and pool said at start. Owned by the engine, constant. */
 const struct kg_exec_desc *kg_engine_desc(const struct kg_engine *engine);
 const struct kg_pool_layout *kg_engine_layout(const struct kg_engine *engine);
+/* The cost surface as measured or given, NULL without one. Owned by the engine, whose thread
+ * changes it while it runs. */
+const struct kg_cost_table *kg_engine_cost(const struct kg_engine *engine);
 /* Backend clock, ns. */
 uint64_t kg_engine_now(const struct kg_engine *engine);
 /* Most prompt + output tokens one request can ever hold. */

@@ -364,7 +364,12 @@ static int profile(struct kg_exec *x, uint32_t n_seqs, uint32_t rows, uint32_t c
         context > x->max_context) {
         return KG_EINVAL;
     }
-    const struct sim_work w = {.rows = rows, .decode_context = (double)n_seqs * context};
+    struct sim_work w = {.rows = rows};
+    if (rows > n_seqs * (1 + x->max_draft)) { /* longer than a window: prompts */
+        w.prefill_context = (double)rows * (context + ((double)rows / n_seqs - 1) / 2);
+    } else {
+        w.decode_context = (double)n_seqs * context;
+    }
     *step_ns = sim_cost_step(&x->cost, &w);
     return KG_OK;
 }

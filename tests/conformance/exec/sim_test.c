@@ -206,8 +206,10 @@ static void time_has_its_parts(void **state)
     assert_int_equal(x.ops->draft(x.exec, &d, 1), KG_OK);
     s.n_draft = 2;
     assert_int_equal(step_time(&x, &s, 3), 1200 + 3 * 24 + 900000);
-    assert_int_equal(x.ops->profile(x.exec, 2, 11, 40, &ns), KG_OK);
-    assert_int_equal(ns, 2000 + 2 * 40 * 3);
+    assert_int_equal(x.ops->profile(x.exec, 2, 6, 40, &ns), KG_OK); /* windows of 1 + 2 */
+    assert_int_equal(ns, 1500 + 2 * 40 * 3);
+    assert_int_equal(x.ops->profile(x.exec, 2, 11, 40, &ns), KG_OK); /* longer: two prompts */
+    assert_int_equal(ns, 2000 + 11 * 42 / 2 + 1);
     xc_close(&x);
 }
 

@@ -64,6 +64,37 @@ def every_listed_command_explains_itself():
 
 
 @case
+def a_cost_surface_is_written_and_read_back():
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "here.surface")
+        small = NULL + ["--set", "engine.max_seqs=8", "--set", "engine.step_tokens=64",
+                        "--set", "engine.prefill_chunk=64"]
+        r = run("check", *small, "--write-cost", path)
+        equal(r.returncode, 0)
+        with open(path) as f:
+            text = f.read()
+        equal(text.split("\n")[0], "kedge-surface 1")
+        assert "\nstep 4 64 " in text and "\nchunk 64 " in text and "exec-null" in text, text
+        equal(run("check", *small, "--set", "engine.cost=" + path).returncode, 0)
+        ini = os.path.join(d, "x.ini")
+        with open(ini, "w") as f:
+            f.write("[plugins]\nexec = null\n[engine]\ncost = here.surface\n")
+        r = run("check", "-c", ini)
+        equal((r.returncode, r.stderr), (0, ""))
+        with open(path, "w") as f:
+            f.write(text.replace("token_ns", "token_us", 1))
+        r = run("check", "-c", ini)
+        equal(r.returncode, 2)
+        assert "x.ini:4: [engine] cost: " in r.stderr and "here.surface:3: token_us" in r.stderr, r
+        r = run("check", *NULL, "--set", "engine.cost=/nowhere/x")
+        equal(r.returncode, 2)
+        assert "[engine] cost: /nowhere/x: No such file" in r.stderr, r.stderr
+        r = run("check", *small, "--write-cost", "/nowhere/x")
+        equal(r.returncode, 1)
+        assert "/nowhere/x: No such file" in r.stderr, r.stderr
+
+
+@case
 def version_is_printed_for_people_and_programs():
     number = json.loads(run("version", "--json").stdout)["version"]
     assert re.fullmatch(r"\d+\.\d+\.\d+", number)

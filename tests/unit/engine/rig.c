@@ -266,6 +266,8 @@ void rig_open(struct rig *rig, const struct rig_conf *c)
         .lifetime = c->lifetime,
         .max_wait_ms = c->max_wait_ms,
         .queue_timeout_ms = c->queue_timeout_ms,
+        .cost = c->cost,
+        .cost_table = c->cost_table,
         .prefix = !c->no_prefix,
         .checkpoint = or (c->checkpoint, KG_CKPT_AUTO + 1) - 1,
         .interval = or (c->interval, 16),

@@ -38,6 +38,8 @@ struct rig_conf {
     uint32_t checkpoint;  /* enum kg_ckpt_policy + 1; auto */
     uint32_t interval;    /* tokens, 16 */
     uint64_t ghost_bytes; /* 64 KiB */
+    uint32_t cost;        /* 1: a cost surface is measured */
+    const struct kg_cost_table *cost_table; /* or this one is given */
     /* Replaces the backend's table, for backends that fail. */
     const struct kg_exec_ops *(*wrap)(const struct kg_exec_ops *ops);
     const struct kg_engine_test *test;
