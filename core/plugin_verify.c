@@ -105,8 +105,8 @@ static const struct op_row exec_ops[] = {
     {0},
 };
 static const struct op_row tier_ops[] = {
-    OP(tier, open), OP(tier, close), OP(tier, put),   OP(tier, has), OP(tier, get),
-    OP(tier, drop), OP(tier, bytes), OP(tier, check), {0},
+    OP(tier, open), OP(tier, close), OP(tier, put),   OP(tier, has),   OP(tier, get),
+    OP(tier, drop), OP(tier, hold),  OP(tier, bytes), OP(tier, check), {0},
 };
 
 static const struct cap_row pool_caps[] = {

@@ -1,6 +1,8 @@
 /*
  * A tier in the memory of this process: copies of units under a byte limit, the longest unused
- * one dropped first. A hash table with chains finds them, a ring list keeps the order of use.
+ * one dropped first. All memory is reserved at open and cut into blocks of the smaller kind's size;
+ * a unit takes as many as it needs. A hash table with chains finds entries, a ring list keeps the
+ * order of use; held entries are not in the list.
  */
 #include "base/hash.h"
 #include "engine/builtin/builtin.h"
@@ -13,27 +15,37 @@ struct conf {
 };
 
 struct entry {
-    struct entry *next;          /* of its bucket */
-    struct entry *newer, *older; /* order of use; the list's own node is kg_tier.order */
     struct kg_tier_key key;
-    unsigned char *bytes; /* unit_bytes[key.kind] */
+    uint32_t next;         /* of its bucket, or free entries */
+    uint32_t newer, older; /* order of use; the list's own node is entries[max] */
+    uint32_t first;        /* block */
+    uint32_t holds;
 };
 
 struct kg_tier {
     const struct kg_host *host;
-    uint64_t unit_bytes[KG_N_KINDS];
-    uint64_t used, limit;
-    struct entry **buckets; /* [n_buckets], a power of two */
-    size_t n_buckets, n;
-    struct entry order; /* older end: order.newer; newest: order.older */
+    struct kg_tier_geom geom;
+    uint64_t limit, block_bytes; /* block_bytes: what a block counts for */
+    uint64_t stride;             /* bytes from block to block */
+    uint32_t takes[KG_N_KINDS];  /* blocks of a unit; above max when it never fits */
+    uint32_t max;                /* blocks; entries are no more */
+    uint32_t used, held;         /* blocks of entries, of held ones */
+    uint32_t n, top, free_entry; /* entries: used, ever used, free ones by next */
+    uint32_t block_top, free_block;
+    uint32_t mask;
+    uint32_t *buckets;     /* [mask + 1] */
+    struct entry *entries; /* [max + 1] */
+    uint32_t *next_block;  /* [max] of a unit, or free ones */
+    unsigned char *blocks; /* [max][stride] */
 };
 
-enum { M_PUTS, M_HITS, M_MISSES, M_DROPPED, M_BYTES };
+enum { M_PUTS, M_HITS, M_MISSES, M_DROPPED, M_REFUSED, M_BYTES };
 static const struct kg_metric metrics[] = {
     [M_PUTS] = {"puts_total", KG_COUNTER, "Units stored."},
     [M_HITS] = {"hits_total", KG_COUNTER, "Units read back."},
     [M_MISSES] = {"misses_total", KG_COUNTER, "Reads of units that were gone."},
     [M_DROPPED] = {"dropped_total", KG_COUNTER, "Units dropped to make room."},
+    [M_REFUSED] = {"refused_total", KG_COUNTER, "Units there was no room for."},
     [M_BYTES] = {"used_bytes", KG_GAUGE, "Bytes of units kept."},
     {0},
 };
@@ -44,9 +56,22 @@ static void count(struct kg_tier *t, int metric)
         kg_add(&t->host->cells[metric], 1);
 }
 
-static uint64_t hash_of(const struct kg_tier_key *key)
+static uint64_t used_bytes(const struct kg_tier *t)
 {
-    return kg_hash_mix(key->chain[0] ^ kg_hash_mix(key->chain[1] + key->length) ^ key->kind);
+    return t->used * t->block_bytes;
+}
+
+static void show_bytes(struct kg_tier *t)
+{
+    if (t->host->cells != NULL)
+        kg_set(&t->host->cells[M_BYTES], used_bytes(t));
+}
+
+static uint32_t bucket_of(const struct kg_tier *t, const struct kg_tier_key *key)
+{
+    uint64_t h = kg_hash_mix(key->chain[0] ^ kg_hash_mix(key->chain[1] + key->length) ^ key->kind);
+
+    return (uint32_t)h & t->mask;
 }
 
 static int same(const struct kg_tier_key *a, const struct kg_tier_key *b)
@@ -55,208 +80,314 @@ static int same(const struct kg_tier_key *a, const struct kg_tier_key *b)
            a->kind == b->kind;
 }
 
-/* The link that points to the entry, or to the NULL at the end of its bucket. */
-static struct entry **find(const struct kg_tier *t, const struct kg_tier_key *key)
+/* The link that names the entry, or the KG_NONE at the end of its bucket. */
+static uint32_t *find(const struct kg_tier *t, const struct kg_tier_key *key)
 {
-    struct entry **link = &t->buckets[hash_of(key) & (t->n_buckets - 1)];
+    uint32_t *link = &t->buckets[bucket_of(t, key)];
 
-    while (*link != NULL && !same(&(*link)->key, key))
-        link = &(*link)->next;
+    while (*link != KG_NONE && !same(&t->entries[*link].key, key))
+        link = &t->entries[*link].next;
     return link;
 }
 
-static void unlink_order(struct entry *e)
+/* --- order of use --- */
+
+static void unlink_order(struct kg_tier *t, uint32_t i)
 {
-    e->newer->older = e->older;
-    e->older->newer = e->newer;
+    struct entry *e = &t->entries[i];
+
+    t->entries[e->newer].older = e->older;
+    t->entries[e->older].newer = e->newer;
 }
 
-static void make_newest(struct kg_tier *t, struct entry *e)
+static void make_newest(struct kg_tier *t, uint32_t i)
 {
-    e->older = t->order.older;
-    e->newer = &t->order;
-    t->order.older->newer = e;
-    t->order.older = e;
+    struct entry *e = &t->entries[i], *list = &t->entries[t->max];
+
+    e->older = list->older;
+    e->newer = t->max;
+    t->entries[list->older].newer = i;
+    list->older = i;
 }
 
-static void forget(struct kg_tier *t, struct entry **link)
+static void touch(struct kg_tier *t, uint32_t i)
 {
-    const struct kg_host *host = t->host;
-    struct entry *e = *link;
+    if (t->entries[i].holds == 0) {
+        unlink_order(t, i);
+        make_newest(t, i);
+    }
+}
+
+/* --- blocks --- */
+
+static uint32_t take_block(struct kg_tier *t)
+{
+    uint32_t b = t->free_block;
+
+    if (b != KG_NONE)
+        t->free_block = t->next_block[b];
+    else
+        b = t->block_top++;
+    return b;
+}
+
+/* Bytes of a unit between its blocks and memory of the caller. */
+static void copy_unit(const struct kg_tier *t, const struct entry *e, unsigned char *in,
+                      const unsigned char *out)
+{
+    uint64_t left = t->geom.copy_bytes[e->key.kind], at = 0;
+
+    for (uint32_t b = e->first; left > 0; b = t->next_block[b]) {
+        uint64_t n = left < t->stride ? left : t->stride;
+        if (out != NULL)
+            memcpy(t->blocks + b * t->stride, out + at, n);
+        else
+            memcpy(in + at, t->blocks + b * t->stride, n);
+        at += n;
+        left -= n;
+    }
+}
+
+static void forget(struct kg_tier *t, uint32_t *link)
+{
+    uint32_t i = *link;
+    struct entry *e = &t->entries[i];
+    uint32_t n = t->takes[e->key.kind], last = e->first;
 
     *link = e->next;
-    unlink_order(e);
-    t->used -= t->unit_bytes[e->key.kind];
+    if (e->holds == 0)
+        unlink_order(t, i);
+    else
+        t->held -= n;
+    for (uint32_t k = 1; k < n; k++)
+        last = t->next_block[last];
+    t->next_block[last] = t->free_block;
+    t->free_block = e->first;
+    e->next = t->free_entry;
+    t->free_entry = i;
+    t->used -= n;
     t->n--;
-    host->free(host->ctx, e->bytes, t->unit_bytes[e->key.kind]);
-    host->free(host->ctx, e, sizeof(*e));
-    if (host->cells != NULL)
-        kg_set(&host->cells[M_BYTES], t->used);
+    show_bytes(t);
+}
+
+/* --- life --- */
+
+static void *take(struct kg_tier *t, uint64_t n, uint64_t each)
+{
+    return t->host->alloc(t->host->ctx, n * each, 64);
+}
+
+static void put_back(struct kg_tier *t, void *p, uint64_t n, uint64_t each)
+{
+    t->host->free(t->host->ctx, p, n * each);
 }
 
 static void mem_close(struct kg_tier *tier)
 {
     if (tier == NULL)
         return;
-    const struct kg_host *host = tier->host;
-    while (tier->n > 0)
-        forget(tier, find(tier, &tier->order.newer->key));
-    host->free(host->ctx, tier->buckets, tier->n_buckets * sizeof(*tier->buckets));
-    host->free(host->ctx, tier, sizeof(*tier));
+    put_back(tier, tier->buckets, tier->mask + 1ull, sizeof(*tier->buckets));
+    put_back(tier, tier->entries, tier->max + 1ull, sizeof(*tier->entries));
+    put_back(tier, tier->next_block, tier->max + 1ull, sizeof(*tier->next_block));
+    put_back(tier, tier->blocks, tier->max + 1ull, tier->stride);
+    tier->host->free(tier->host->ctx, tier, sizeof(*tier));
 }
 
-static int mem_open(const struct kg_host *host, const void *conf,
-                    const uint64_t unit_bytes[KG_N_KINDS], struct kg_tier **tier,
-                    struct kg_error *err)
+static int plan(struct kg_tier *t, struct kg_error *err)
 {
+    const struct kg_tier_geom *g = &t->geom;
+    uint64_t block = UINT64_MAX, most = 0;
+
     for (uint32_t k = 0; k < KG_N_KINDS; k++) {
-        if (unit_bytes[k] == 0)
-            return kg_fail(err, KG_EINVAL, "tier-mem: a %s of 0 bytes", kg_kind_name(k));
+        if (g->unit_bytes[k] == 0 || g->copy_bytes[k] == 0 || g->copy_bytes[k] > g->unit_bytes[k])
+            return kg_fail(err, KG_EINVAL, "tier-mem: a %s of %llu bytes, %llu to copy",
+                           kg_kind_name(k), (unsigned long long)g->unit_bytes[k],
+                           (unsigned long long)g->copy_bytes[k]);
+        block = g->unit_bytes[k] < block ? g->unit_bytes[k] : block;
     }
+    if (t->limit / block >= KG_NONE / 2)
+        return kg_fail(err, KG_EINVAL, "tier-mem: %llu bytes are too many units of %llu",
+                       (unsigned long long)t->limit, (unsigned long long)block);
+    t->block_bytes = block;
+    t->max = (uint32_t)(t->limit / block);
+    for (uint32_t k = 0; k < KG_N_KINDS; k++) {
+        uint64_t n = (g->unit_bytes[k] + block - 1) / block;
+        uint64_t each = (g->copy_bytes[k] + n - 1) / n;
+        t->takes[k] = n <= t->max ? (uint32_t)n : t->max + 1;
+        most = each > most ? each : most;
+    }
+    t->stride = (most + 63) / 64 * 64;
+    t->mask = 63;
+    while (t->mask < t->max)
+        t->mask = t->mask * 2 + 1;
+    return KG_OK;
+}
+
+static int mem_open(const struct kg_host *host, const void *conf, const struct kg_tier_geom *geom,
+                    struct kg_tier **tier, struct kg_error *err)
+{
     struct kg_tier *t = host->alloc(host->ctx, sizeof(*t), 0);
+
     if (t == NULL)
         return kg_fail(err, KG_ENOMEM, "tier-mem: out of memory");
     memset(t, 0, sizeof(*t));
     t->host = host;
+    t->geom = *geom;
     t->limit = ((const struct conf *)conf)->bytes;
-    t->order.newer = &t->order;
-    t->order.older = &t->order;
-    memcpy(t->unit_bytes, unit_bytes, sizeof(t->unit_bytes));
-    t->n_buckets = 64;
-    t->buckets = host->alloc(host->ctx, t->n_buckets * sizeof(*t->buckets), 0);
-    if (t->buckets == NULL) {
+    t->free_entry = t->free_block = KG_NONE;
+    int rc = plan(t, err);
+    if (rc != KG_OK) {
         host->free(host->ctx, t, sizeof(*t));
-        return kg_fail(err, KG_ENOMEM, "tier-mem: out of memory");
+        return rc;
     }
-    memset(t->buckets, 0, t->n_buckets * sizeof(*t->buckets));
+    t->buckets = take(t, t->mask + 1ull, sizeof(*t->buckets));
+    t->entries = take(t, t->max + 1ull, sizeof(*t->entries));
+    t->next_block = take(t, t->max + 1ull, sizeof(*t->next_block));
+    t->blocks = take(t, t->max + 1ull, t->stride);
+    if (t->buckets == NULL || t->entries == NULL || t->next_block == NULL || t->blocks == NULL) {
+        mem_close(t);
+        return kg_fail(err, KG_ENOMEM, "tier-mem: no memory for %llu bytes",
+                       (unsigned long long)((uint64_t)t->max * t->stride));
+    }
+    memset(t->buckets, 0xff, (t->mask + 1ull) * sizeof(*t->buckets));
+    t->entries[t->max].newer = t->entries[t->max].older = t->max;
     *tier = t;
     return KG_OK;
 }
 
-/* Twice the buckets once there are as many entries; without memory the chains grow instead. */
-static void maybe_grow(struct kg_tier *t)
+/* --- units --- */
+
+static uint32_t new_entry(struct kg_tier *t, const struct kg_tier_key *key)
 {
-    const struct kg_host *host = t->host;
-    size_t n = t->n_buckets * 2;
+    uint32_t i = t->free_entry, n = t->takes[key->kind];
 
-    if (t->n < t->n_buckets)
-        return;
-    struct entry **buckets = host->alloc(host->ctx, n * sizeof(*buckets), 0);
-    if (buckets == NULL)
-        return;
-    memset(buckets, 0, n * sizeof(*buckets));
-    for (struct entry *e = t->order.newer; e != &t->order; e = e->newer) {
-        struct entry **link = &buckets[hash_of(&e->key) & (n - 1)];
-        e->next = *link;
-        *link = e;
+    if (i != KG_NONE)
+        t->free_entry = t->entries[i].next;
+    else
+        i = t->top++;
+    struct entry *e = &t->entries[i];
+    *e = (struct entry){.key = *key};
+    uint32_t *link = &e->first;
+    for (uint32_t k = 0; k < n; k++) {
+        *link = take_block(t);
+        link = &t->next_block[*link];
     }
-    host->free(host->ctx, t->buckets, t->n_buckets * sizeof(*t->buckets));
-    t->buckets = buckets;
-    t->n_buckets = n;
-}
-
-static struct entry *new_entry(struct kg_tier *t, const struct kg_tier_key *key)
-{
-    const struct kg_host *host = t->host;
-    struct entry *e = host->alloc(host->ctx, sizeof(*e), 0);
-
-    if (e == NULL)
-        return NULL;
-    e->bytes = host->alloc(host->ctx, t->unit_bytes[key->kind], 64);
-    if (e->bytes == NULL) {
-        host->free(host->ctx, e, sizeof(*e));
-        return NULL;
-    }
-    e->key = *key;
-    return e;
+    *link = KG_NONE;
+    t->used += n;
+    t->n++;
+    return i;
 }
 
 static int mem_put(struct kg_tier *tier, const struct kg_tier_key *key, const void *bytes)
 {
     if (key->kind >= KG_N_KINDS)
         return KG_EINVAL;
-    uint64_t unit = tier->unit_bytes[key->kind];
-    struct entry *e = *find(tier, key);
-    if (e != NULL) {
-        unlink_order(e);
-    } else {
-        if (unit > tier->limit)
+    uint32_t i = *find(tier, key), n = tier->takes[key->kind];
+    if (i == KG_NONE) {
+        if (n > tier->max - tier->held) {
+            count(tier, M_REFUSED);
             return KG_EAGAIN;
-        while (tier->used > tier->limit - unit) {
-            forget(tier, find(tier, &tier->order.newer->key));
+        }
+        while (tier->max - tier->used < n) {
+            forget(tier, find(tier, &tier->entries[tier->entries[tier->max].newer].key));
             count(tier, M_DROPPED);
         }
-        e = new_entry(tier, key);
-        if (e == NULL)
-            return KG_EAGAIN; /* the machine is full: as good as no room */
-        maybe_grow(tier);
-        struct entry **link = find(tier, key);
-        e->next = NULL;
-        *link = e;
-        tier->n++;
-        tier->used += unit;
+        i = new_entry(tier, key);
+        uint32_t *bucket = &tier->buckets[bucket_of(tier, key)];
+        tier->entries[i].next = *bucket;
+        *bucket = i;
+        make_newest(tier, i);
     }
-    memcpy(e->bytes, bytes, unit);
-    make_newest(tier, e);
+    copy_unit(tier, &tier->entries[i], NULL, bytes);
+    touch(tier, i);
     count(tier, M_PUTS);
-    if (tier->host->cells != NULL)
-        kg_set(&tier->host->cells[M_BYTES], tier->used);
+    show_bytes(tier);
     return KG_OK;
 }
 
 static int mem_has(const struct kg_tier *tier, const struct kg_tier_key *key)
 {
-    return *find(tier, key) != NULL;
+    return *find(tier, key) != KG_NONE;
 }
 
 static int mem_get(struct kg_tier *tier, const struct kg_tier_key *key, void *bytes)
 {
-    struct entry *e = *find(tier, key);
+    uint32_t i = *find(tier, key);
 
-    count(tier, e != NULL ? M_HITS : M_MISSES);
-    if (e == NULL)
+    count(tier, i != KG_NONE ? M_HITS : M_MISSES);
+    if (i == KG_NONE)
         return KG_ENOENT;
-    memcpy(bytes, e->bytes, tier->unit_bytes[key->kind]);
-    unlink_order(e);
-    make_newest(tier, e);
+    copy_unit(tier, &tier->entries[i], bytes, NULL);
+    touch(tier, i);
     return KG_OK;
 }
 
 static void mem_drop(struct kg_tier *tier, const struct kg_tier_key *key)
 {
-    struct entry **link = find(tier, key);
+    uint32_t *link = find(tier, key);
 
-    if (*link != NULL)
+    if (*link != KG_NONE)
         forget(tier, link);
+}
+
+static int mem_hold(struct kg_tier *tier, const struct kg_tier_key *key, uint32_t on)
+{
+    uint32_t i = *find(tier, key);
+
+    if (i == KG_NONE)
+        return KG_ENOENT;
+    struct entry *e = &tier->entries[i];
+    if (on && e->holds++ == 0) {
+        unlink_order(tier, i);
+        tier->held += tier->takes[key->kind];
+    } else if (!on && e->holds > 0 && --e->holds == 0) {
+        make_newest(tier, i);
+        tier->held -= tier->takes[key->kind];
+    }
+    return KG_OK;
 }
 
 static void mem_bytes(const struct kg_tier *tier, uint64_t *used, uint64_t *limit)
 {
-    *used = tier->used;
+    *used = used_bytes(tier);
     *limit = tier->limit;
 }
 
 static int mem_check(const struct kg_tier *tier, struct kg_error *err)
 {
-    uint64_t used = 0;
-    size_t n = 0, chained = 0;
+    uint64_t used = 0, held = 0, free = 0;
+    uint32_t n = 0, listed = 0;
 
-    for (const struct entry *e = tier->order.newer; e != &tier->order; e = e->newer) {
-        if (e->newer->older != e || *find(tier, &e->key) != e)
-            return kg_fail(err, KG_EINVAL, "tier-mem: entry %zu is not linked both ways", n);
-        used += tier->unit_bytes[e->key.kind];
-        n++;
+    for (uint32_t b = 0; b <= tier->mask; b++) {
+        for (uint32_t i = tier->buckets[b]; i != KG_NONE && n <= tier->max; n++) {
+            const struct entry *e = &tier->entries[i];
+            uint32_t k = 0;
+            for (uint32_t c = e->first; c != KG_NONE && k <= tier->max; c = tier->next_block[c])
+                k++;
+            if (k != tier->takes[e->key.kind] || *find(tier, &e->key) != i)
+                return kg_fail(err, KG_EINVAL, "tier-mem: entry %u has %u blocks or is not found",
+                               i, k);
+            used += k;
+            held += e->holds > 0 ? k : 0;
+            listed += e->holds == 0;
+            i = e->next;
+        }
     }
-    for (size_t i = 0; i < tier->n_buckets; i++) {
-        for (const struct entry *e = tier->buckets[i]; e != NULL; e = e->next)
-            chained++;
+    for (uint32_t c = tier->free_block; c != KG_NONE && free <= tier->max; c = tier->next_block[c])
+        free++;
+    for (uint32_t i = tier->entries[tier->max].newer; i != tier->max; listed--) {
+        uint32_t newer = tier->entries[i].newer;
+        if (listed == 0 || tier->entries[newer].older != i)
+            return kg_fail(err, KG_EINVAL, "tier-mem: entry %u is not linked both ways", i);
+        i = newer;
     }
-    if (n != tier->n || chained != n || used != tier->used || used > tier->limit)
+    if (n != tier->n || used != tier->used || held != tier->held || listed != 0 ||
+        used + free != tier->block_top || used_bytes(tier) > tier->limit)
         return kg_fail(err, KG_EINVAL,
-                       "tier-mem: %zu listed, %zu chained, %zu counted; %llu bytes, %llu counted, "
-                       "limit %llu",
-                       n, chained, tier->n, (unsigned long long)used,
-                       (unsigned long long)tier->used, (unsigned long long)tier->limit);
+                       "tier-mem: %u entries of %u; blocks: %llu used of %u, %llu held of %u, %llu "
+                       "free of %u taken",
+                       n, tier->n, (unsigned long long)used, tier->used, (unsigned long long)held,
+                       tier->held, (unsigned long long)free, tier->block_top);
     return KG_OK;
 }
 
@@ -267,7 +398,8 @@ static const struct kg_opt options[] = {
      .def = "1g",
      .min = 0,
      .max = 1099511627776.0,
-     .doc = "Most memory for copies of pages and states. Unit: bytes."},
+     .doc = "Most memory for copies of pages and states; reserved at start, used as it fills. "
+            "Unit: bytes."},
     {0},
 };
 
@@ -279,6 +411,7 @@ static const struct kg_tier_ops ops = {
     .has = mem_has,
     .get = mem_get,
     .drop = mem_drop,
+    .hold = mem_hold,
     .bytes = mem_bytes,
     .check = mem_check,
 };

@@ -1,7 +1,9 @@
 /*
  * A slower home for pages and states, addressed by chain key (hash of all tokens up to a page or
  * state boundary, salted) and exact length in tokens. The core moves bytes through exec.read and
- * exec.write; a tier only keeps them.
+ * exec.write; a tier only keeps them. It may lose what it kept at any time, but for what is held.
+ *
+ * Engine thread only. put, has, get, drop and hold are called in a step: they allocate nothing.
  */
 #ifndef KEDGE_TIER_H
 #define KEDGE_TIER_H
@@ -21,11 +23,19 @@ struct kg_tier_key {
     uint32_t kind;     /* enum kg_kind */
 };
 
+/* What the core will bring. */
+struct kg_tier_geom {
+    size_t size;                     /* sizeof(struct kg_tier_geom) */
+    uint64_t unit_bytes[KG_N_KINDS]; /* bytes a unit counts for, > 0 */
+    uint64_t copy_bytes[KG_N_KINDS]; /* bytes put and get copy, > 0, at most unit_bytes; fewer only
+                                        where the backend's units hold nothing (NO_BYTES) */
+};
+
 struct kg_tier_ops {
     size_t size; /* sizeof(struct kg_tier_ops) as compiled */
 
-    /* unit_bytes: natural bytes of a page and of a state, > 0. KG_ENOMEM, KG_EINVAL. */
-    int (*open)(const struct kg_host *host, const void *conf, const uint64_t unit_bytes[KG_N_KINDS],
+    /* Takes all memory it will need. KG_ENOMEM, KG_EINVAL for a geometry that cannot be. */
+    int (*open)(const struct kg_host *host, const void *conf, const struct kg_tier_geom *geom,
                 struct kg_tier **tier, struct kg_error *err);
     void (*close)(struct kg_tier *tier); /* NULL is allowed */
     /* Keeps a copy. KG_EAGAIN when there is no room and nothing may be dropped. A second put of a
@@ -33,10 +43,14 @@ struct kg_tier_ops {
     int (*put)(struct kg_tier *tier, const struct kg_tier_key *key, const void *bytes);
     /* 1 when the key is there, else 0. */
     int (*has)(const struct kg_tier *tier, const struct kg_tier_key *key);
-    /* Copies the bytes out; KG_ENOENT when the key is gone. */
+    /* Copies the bytes out; KG_ENOENT when the key is gone. Any other failure counts as a miss too:
+     * the caller drops the key. The caller checks the bytes, so a tier need not. */
     int (*get)(struct kg_tier *tier, const struct kg_tier_key *key, void *bytes);
-    /* Forgets a key; one that is not there is ignored. */
+    /* Forgets a key, held or not; one that is not there is ignored. */
     void (*drop)(struct kg_tier *tier, const struct kg_tier_key *key);
+    /* on = 1: the key will be read soon and may not be dropped to make room; holds nest. KG_ENOENT
+     * when it is not there. on = 0 ends one hold, or does nothing when there is none. */
+    int (*hold)(struct kg_tier *tier, const struct kg_tier_key *key, uint32_t on);
     /* Bytes kept and bytes it may keep. */
     void (*bytes)(const struct kg_tier *tier, uint64_t *used, uint64_t *limit);
     /* Self-check. KG_OK or KG_EINVAL with text. */

@@ -17,6 +17,8 @@
 #include <cmocka.h>
 
 static const uint64_t unit_bytes[KG_N_KINDS] = {[KG_PAGE] = 100, [KG_STATE] = 1000};
+static const struct kg_tier_geom geom = {
+    .size = sizeof(geom), .unit_bytes = {100, 1000}, .copy_bytes = {100, 1000}};
 
 struct fixture {
     const struct kg_plugin *plugin;
@@ -37,7 +39,7 @@ static int setup(void **state)
     (void)state;
     if (kg_instance_create(fix.plugin, NULL, &fix.clock, 1, &fix.host) != KG_OK)
         return -1;
-    return fix.ops->open(&fix.host->host, fix.conf, unit_bytes, &fix.tier, &err);
+    return fix.ops->open(&fix.host->host, fix.conf, &geom, &fix.tier, &err);
 }
 
 static int teardown(void **state)
@@ -187,6 +189,93 @@ static void the_longest_unused_goes_first(void **state)
     sound();
 }
 
+static void what_is_held_is_never_dropped_to_make_room(void **state)
+{
+    struct kg_tier_key one = key_of(1, KG_STATE), none = key_of(99, KG_STATE);
+
+    (void)state;
+    assert_int_equal(put(1, KG_STATE, 1), KG_OK);
+    assert_int_equal(fix.ops->hold(fix.tier, &one, 1), KG_OK);
+    assert_int_equal(fix.ops->hold(fix.tier, &one, 1), KG_OK);
+    assert_int_equal(fix.ops->hold(fix.tier, &none, 1), KG_ENOENT);
+    assert_int_equal(fix.ops->hold(fix.tier, &one, 0), KG_OK); /* holds nest */
+    for (uint32_t n = 100; n < 200; n++) {
+        assert_int_equal(put(n, n % 2, n), KG_OK);
+        sound();
+    }
+    assert_int_equal(get(1, KG_STATE, 1), 1);
+    assert_int_equal(put(1, KG_STATE, 7), KG_OK); /* replaced while held */
+    assert_int_equal(get(1, KG_STATE, 7), 1);
+    assert_int_equal(fix.ops->hold(fix.tier, &one, 0), KG_OK);
+    (void)fix.ops->hold(fix.tier, &one, 0); /* one too many does nothing */
+    for (uint32_t n = 200; n < 400; n++)
+        assert_int_equal(put(n, KG_STATE, n), KG_OK);
+    assert_int_equal(get(1, KG_STATE, 7), 0);
+    sound();
+}
+
+static void a_full_tier_of_held_units_refuses_and_loses_nothing(void **state)
+{
+    uint32_t n = 0;
+
+    (void)state;
+    for (; put(n, KG_STATE, n) == KG_OK; n++) {
+        struct kg_tier_key key = key_of(n, KG_STATE);
+        assert_true(n < 10000);
+        assert_int_equal(fix.ops->hold(fix.tier, &key, 1), KG_OK);
+    }
+    assert_int_equal(put(n, KG_STATE, n), KG_EAGAIN);
+    for (uint32_t i = 0; i < n; i++)
+        assert_int_equal(get(i, KG_STATE, i), 1);
+    sound();
+    struct kg_tier_key first = key_of(0, KG_STATE);
+    fix.ops->drop(fix.tier, &first); /* held or not */
+    assert_int_equal(get(0, KG_STATE, 0), 0);
+    assert_int_equal(fix.ops->hold(fix.tier, &first, 0), KG_ENOENT);
+    assert_int_equal(put(n, KG_STATE, n), KG_OK);
+    sound();
+}
+
+/* A backend whose units hold nothing: few bytes are kept, but units count as they would. */
+static void units_count_for_their_size_whatever_is_copied(void **state)
+{
+    const struct kg_tier_geom small = {sizeof(small), {100, 1000}, {8, 16}};
+    unsigned char in[16] = "kept bytes here", out[16];
+    struct kg_tier *tier = NULL;
+    struct kg_error err;
+    uint64_t used, limit;
+    uint32_t n = 0;
+
+    (void)state;
+    assert_int_equal(fix.ops->open(&fix.host->host, fix.conf, &small, &tier, &err), KG_OK);
+    for (uint32_t i = 0; i < 50; i++) {
+        struct kg_tier_key key = key_of(i, KG_STATE);
+        in[0] = (unsigned char)i;
+        assert_int_equal(fix.ops->put(tier, &key, in), KG_OK);
+        assert_int_equal(fix.ops->get(tier, &key, out), KG_OK);
+        assert_memory_equal(in, out, sizeof(in));
+    }
+    for (uint32_t i = 0; i < 50; i++) {
+        struct kg_tier_key key = key_of(i, KG_STATE);
+        n += (uint32_t)fix.ops->has(tier, &key);
+    }
+    fix.ops->bytes(tier, &used, &limit);
+    assert_true(used == n * 1000ull && used <= limit && n >= 1);
+    fix.ops->close(tier);
+}
+
+/* Nothing is allocated once the tier is open: its memory does not change with what it keeps. */
+static void nothing_is_allocated_in_a_step(void **state)
+{
+    uint64_t bytes = kg_instance_bytes(fix.host);
+
+    (void)state;
+    for (uint32_t n = 0; n < 300; n++) {
+        assert_int_equal(put(n, n % 3 != 0, n), KG_OK);
+        assert_true(kg_instance_bytes(fix.host) == bytes);
+    }
+}
+
 static void random_traffic_never_returns_wrong_bytes(void **state)
 {
     static uint32_t seeds[KG_N_KINDS][64]; /* last put, 0: never or dropped */
@@ -225,18 +314,22 @@ static void random_traffic_never_returns_wrong_bytes(void **state)
 
 static void units_that_cannot_be_are_refused(void **state)
 {
-    const uint64_t none[KG_N_KINDS] = {100, 0};
-    const uint64_t huge[KG_N_KINDS] = {100, 1ull << 40};
+    const struct kg_tier_geom none = {sizeof(none), {100, 0}, {100, 1}};
+    const struct kg_tier_geom no_copy = {sizeof(none), {100, 1000}, {100, 0}};
+    const struct kg_tier_geom more = {sizeof(none), {100, 1000}, {101, 1000}};
+    const struct kg_tier_geom huge = {sizeof(huge), {100, 1ull << 40}, {100, 1000}};
     struct kg_tier_key key = key_of(1, KG_STATE), odd = key_of(1, 7);
     unsigned char bytes[1000] = {0};
     struct kg_tier *tier = NULL;
     struct kg_error err;
 
     (void)state;
-    assert_int_equal(fix.ops->open(&fix.host->host, fix.conf, none, &tier, &err), KG_EINVAL);
+    assert_int_equal(fix.ops->open(&fix.host->host, fix.conf, &none, &tier, &err), KG_EINVAL);
+    assert_int_equal(fix.ops->open(&fix.host->host, fix.conf, &no_copy, &tier, &err), KG_EINVAL);
+    assert_int_equal(fix.ops->open(&fix.host->host, fix.conf, &more, &tier, &err), KG_EINVAL);
     assert_null(tier);
     assert_int_equal(fix.ops->put(fix.tier, &odd, bytes), KG_EINVAL);
-    assert_int_equal(fix.ops->open(&fix.host->host, fix.conf, huge, &tier, &err), KG_OK);
+    assert_int_equal(fix.ops->open(&fix.host->host, fix.conf, &huge, &tier, &err), KG_OK);
     assert_int_equal(fix.ops->put(tier, &key, bytes), KG_EAGAIN); /* larger than the limit */
     assert_int_equal(fix.ops->has(tier, &key), 0);
     fix.ops->close(tier);
@@ -273,6 +366,10 @@ int main(int argc, char **argv)
         T(what_was_dropped_is_gone_and_its_room_free),
         T(the_limit_is_never_passed_and_the_newest_stays),
         T(the_longest_unused_goes_first),
+        T(what_is_held_is_never_dropped_to_make_room),
+        T(a_full_tier_of_held_units_refuses_and_loses_nothing),
+        T(units_count_for_their_size_whatever_is_copied),
+        T(nothing_is_allocated_in_a_step),
         T(random_traffic_never_returns_wrong_bytes),
         T(units_that_cannot_be_are_refused),
     };

@@ -394,12 +394,17 @@ SIZE(kg_tier_key, 24);
 AT(kg_tier_key, length, 16);
 AT(kg_tier_key, kind, 20);
 
-SIZE(kg_tier_ops, 72);
+SIZE(kg_tier_geom, 40);
+AT(kg_tier_geom, unit_bytes, 8);
+AT(kg_tier_geom, copy_bytes, 24);
+
+SIZE(kg_tier_ops, 80);
 AT(kg_tier_ops, open, 8);
 AT(kg_tier_ops, close, 16);
 AT(kg_tier_ops, put, 24);
 AT(kg_tier_ops, has, 32);
 AT(kg_tier_ops, get, 40);
 AT(kg_tier_ops, drop, 48);
-AT(kg_tier_ops, bytes, 56);
-AT(kg_tier_ops, check, 64);
+AT(kg_tier_ops, hold, 56);
+AT(kg_tier_ops, bytes, 64);
+AT(kg_tier_ops, check, 72);
