@@ -74,7 +74,7 @@ static void insert_prompt(struct bench *b, uint32_t i, double *ns, uint64_t *n)
             b->pages[j] = b->next_page++;
         }
         uint64_t t = kg_now_ns();
-        (void)kg_index_append(b->ix, &path, b->tokens + (size_t)at * page, b->pages, k, 1, b->out);
+        (void)kg_index_append(b->ix, &path, b->tokens + (size_t)at * page, b->pages, k, b->out, NULL);
         *ns += (double)(kg_now_ns() - t);
         *n += k;
         if ((at + k) % STATE_PAGES == 0 && b->next_state < b->n_states) {

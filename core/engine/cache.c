@@ -33,9 +33,8 @@ int kg_cache_create(struct kg_engine *e, struct kg_error *err)
                    conf.unit_bytes[KG_PAGE] * conf.page_tokens;
 
     e->gap = gap < UINT32_MAX ? (uint32_t)gap : UINT32_MAX;
-    e->moved_in = calloc(l->max_units[KG_PAGE], sizeof(*e->moved_in));
     e->moved_out = calloc(l->max_units[KG_PAGE], sizeof(*e->moved_out));
-    if (e->moved_in == NULL || e->moved_out == NULL) {
+    if (e->moved_out == NULL) {
         return kg_fail(err, KG_ENOMEM, "no memory for a prefix index");
     }
     return kg_index_create(&conf, &e->index, err);
@@ -44,7 +43,6 @@ int kg_cache_create(struct kg_engine *e, struct kg_error *err)
 void kg_cache_destroy(struct kg_engine *e)
 {
     kg_index_destroy(e->index);
-    free(e->moved_in);
     free(e->moved_out);
 }
 
@@ -163,33 +161,35 @@ void kg_cache_admit(struct kg_engine *e, struct kg_req *r)
 
 /* --- what a request leaves --- */
 
-/* Whole committed pages go into the index; what it hands out goes back to the pool. */
-static void insert(struct kg_engine *e, struct kg_req *r, int last)
+/* Whole committed pages go into the index; what it hands out goes back to the pool. Where others
+ * have equal pages there, the request goes on with theirs: the backend's slot begins anew, with the
+ * state it has. */
+static void insert(struct kg_engine *e, struct kg_req *r)
 {
     uint32_t page = e->layout.page_tokens, at = r->path.n_tokens / page;
-    uint32_t n = r->past / page, n_in = 0, n_out = 0;
+    uint32_t n = r->past / page, n_out = 0, shared = 0;
 
-    /* Pages that another request has in the index stay behind the tip until the end: look again
-     * only when there is a new one. */
-    if (n <= at || (n <= r->n_offered && !last)) {
+    /* What did not fit is offered again when there is a new page, not in each step. */
+    if (n <= at || n <= r->n_offered) {
         return;
     }
     r->n_offered = n;
     uint32_t *pages = r->job->pages + at, *out = e->moved_out;
-    n = kg_index_append(e->index, &r->path, r->job->tokens + (size_t)at * page, pages, n - at, last,
-                        out);
+    n = kg_index_append(e->index, &r->path, r->job->tokens + (size_t)at * page, pages, n - at, out,
+                        &shared);
+    memset(r->job->cached + at, 1, n);
+    own(e, KG_PAGE, pages, n, 1);
     for (uint32_t i = 0; i < n; i++) {
-        if (out[i] == pages[i]) {
-            continue;
-        }
-        r->job->cached[at + i] = 1;
-        e->moved_in[n_in++] = pages[i];
         if (out[i] != KG_NONE) {
             out[n_out++] = out[i];
         }
     }
-    own(e, KG_PAGE, e->moved_in, n_in, 1);
     kg_adm_give(e, KG_PAGE, out, n_out, 0);
+    if (shared > 0) {
+        r->fresh = 1;
+        r->source = r->unit;
+        r->n_sent = 0;
+    }
 }
 
 /* The end of the answer moved on: its old state goes, if nobody came for it. */
@@ -231,7 +231,7 @@ void kg_cache_settle(struct kg_engine *e, const struct kg_pick *p, const struct 
 
     if (r->path.open && good) {
         kg_index_release(e->index, &r->path);
-        insert(e, r, 0);
+        insert(e, r);
     }
     for (uint32_t i = 0; i < p->n_orders; i++) {
         const struct kg_order *o = &q->orders[i];
@@ -258,7 +258,8 @@ void kg_cache_close(struct kg_engine *e, struct kg_req *r)
             kg_adm_give(e, KG_STATE, &v.state, v.state != KG_NONE, 1);
         }
     } else if (r->path.open) {
-        insert(e, r, 1);
+        r->n_offered = 0;
+        insert(e, r);
     }
     for (uint32_t i = 0; i < r->n_pages;) { /* runs of its own pages */
         uint32_t n = 0;
@@ -397,5 +398,5 @@ void kg_cache_stats(struct kg_engine *e)
         s->n_evictable[k] = x.evictable[k];
     }
     s->ghost_bytes = x.ghost_bytes;
-    s->inserts_put_off = x.put_off;
+    s->shared_pages = x.shared;
 }

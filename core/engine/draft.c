@@ -13,7 +13,7 @@ static uint32_t max_draft(const struct kg_engine *e, const struct kg_req *r)
 {
     uint32_t left = r->job->max_tokens - kg_req_output(r);
     uint64_t room = (uint64_t)r->n_granted * e->layout.page_tokens;
-    uint32_t n = e->cap;
+    uint32_t n = r->fresh ? 0 : e->cap; /* drafts would be made on a page list that is gone */
 
     uint32_t limit = kg_window_limit(e, r);
 

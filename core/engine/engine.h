@@ -221,9 +221,9 @@ struct kg_engine_stats {
     uint32_t n_cached[KG_N_KINDS];              /* of those, the prefix index's */
     uint32_t n_evictable[KG_N_KINDS];           /* of those, not in use */
     uint64_t ghost_bytes;                       /* of ghosts, host memory */
-    uint64_t inserts_put_off; /* times a request's pages waited for equal ones in use */
-    uint32_t lost;            /* 1: the backend is gone, every request ends with KG_EDEVICE */
-    uint32_t reserved;        /* 0 */
+    uint64_t shared_pages; /* computed, and given back for equal ones that others had cached */
+    uint32_t lost;         /* 1: the backend is gone, every request ends with KG_EDEVICE */
+    uint32_t reserved;     /* 0 */
     struct kg_pool_bytes bytes;
 };
 

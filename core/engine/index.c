@@ -303,13 +303,16 @@ static void advance(struct kg_index *ix, struct kg_index_path *path, uint32_t v)
     (void)kg_ix_merge(ix, old);
 }
 
-/* Units for the cells from c on: out as in kg_index_append. used: another path reads them. */
-static void adopt(struct kg_index *ix, uint32_t c, const uint32_t *pages, uint32_t n, int used,
+/* Units for the cells from c on: pages and out as in kg_index_append. used: another path reads what
+ * is there. */
+static void adopt(struct kg_index *ix, uint32_t c, uint32_t *pages, uint32_t n, int used,
                   uint32_t *out)
 {
+    ix->stats.shared += used ? n : 0;
     for (uint32_t i = 0; i < n; i++, c = ix->next[c]) {
         if (used) {
             out[i] = pages[i];
+            pages[i] = ix->unit[c];
             continue;
         }
         out[i] = ix->unit[c];
@@ -323,9 +326,10 @@ static void adopt(struct kg_index *ix, uint32_t c, const uint32_t *pages, uint32
     }
 }
 
-/* Follows tokens that are in the index already: k pages of the child v. */
-static void follow(struct kg_index *ix, struct kg_index_path *path, uint32_t v, uint32_t k,
-                   const uint32_t *pages, uint32_t *out)
+/* Follows tokens that are in the index already: k pages of the child v. Returns the pages of
+ * another path it uses now. */
+static uint32_t follow(struct kg_index *ix, struct kg_index_path *path, uint32_t v, uint32_t k,
+                       uint32_t *pages, uint32_t *out)
 {
     uint32_t used = ix->nodes[v].locks > 0;
 
@@ -340,11 +344,12 @@ static void follow(struct kg_index *ix, struct kg_index_path *path, uint32_t v, 
         kg_ix_set_ghost(ix, v, 0);
     }
     advance(ix, path, v);
+    return used ? k : 0;
 }
 
 /* New tokens: behind the tip where nothing else hangs on its end, else as a child of it. */
 static void grow(struct kg_index *ix, struct kg_index_path *path, const uint32_t *tokens,
-                 const uint32_t *pages, uint32_t n, uint32_t *out)
+                 uint32_t *pages, uint32_t n, uint32_t *out)
 {
     struct kg_ix_node *tip = &ix->nodes[path->tip];
     uint32_t v, c;
@@ -364,11 +369,10 @@ static void grow(struct kg_index *ix, struct kg_index_path *path, const uint32_t
 }
 
 uint32_t kg_index_append(struct kg_index *ix, struct kg_index_path *path, const uint32_t *tokens,
-                         const uint32_t *pages, uint32_t n, int last, uint32_t *out)
+                         uint32_t *pages, uint32_t n, uint32_t *out, uint32_t *shared)
 {
-    uint32_t page = ix->conf.page_tokens, i = 0;
+    uint32_t page = ix->conf.page_tokens, i = 0, n_shared = 0;
 
-    memcpy(out, pages, n * sizeof(*out));
     while (path->open && i < n) {
         const uint32_t *rest = tokens + (uint64_t)i * page;
         if (kg_ix_trim(ix, n - i) != KG_OK) {
@@ -381,13 +385,12 @@ uint32_t kg_index_append(struct kg_index *ix, struct kg_index_path *path, const 
             i = n;
             break;
         }
-        if (ix->nodes[v].locks > 0 && !last) {
-            ix->stats.put_off++;
-            break;
-        }
         uint32_t k = kg_ix_common(ix, v, rest, n - i);
-        follow(ix, path, v, k, pages + i, out + i);
+        n_shared += follow(ix, path, v, k, pages + i, out + i);
         i += k;
+    }
+    if (shared != NULL) {
+        *shared = n_shared;
     }
     return i;
 }

@@ -74,7 +74,7 @@ struct kg_index_stats {
     uint64_t inserted[KG_N_KINDS];  /* units taken in */
     uint64_t replaced;              /* pages handed back because an equal one was brought */
     uint64_t skipped;               /* insertions and donations refused for want of a place */
-    uint64_t put_off;               /* insertions that stopped at equal pages in use */
+    uint64_t shared;                /* pages brought that gave way to equal ones in use */
     uint64_t ghosts_dropped;        /* ghost pages forgotten */
     uint64_t ghost_bytes;           /* now */
     uint32_t cached[KG_N_KINDS];    /* units in the index, now */
@@ -110,17 +110,16 @@ void kg_index_pages(const struct kg_index *ix, const struct kg_index_path *path,
 
 /*
  * Brings the next n pages of the request, computed and whole: tokens[n * page_tokens] behind
- * path->n_tokens, units pages[n]. out[i] says what became of page i:
- *   KG_NONE   the index owns it now; the path locks it
- *   another id   the same, and that unit, which held equal tokens and was used by nobody, is the
- *                caller's to give back
- *   pages[i]  not taken: the request keeps it
- * Equal pages in use by another path stay where they are: with last = 0 the insertion stops there
- * and may be tried again later; with last = 1 (before kg_index_close) it goes on behind them.
- * Returns how many of the n pages the path covers now; fewer also for want of memory.
+ * path->n_tokens, units pages[n]. Returns how many of them the path covers and locks now, fewer
+ * than n for want of memory. Of these pages[i] is what the request uses from now on, the index's,
+ * and out[i] a unit that the caller gives back, KG_NONE for none:
+ *   - new tokens: the page is taken in, nothing goes back;
+ *   - an equal page used by nobody: the one brought takes its place, the old one goes back;
+ *   - an equal page that another path uses: it stays, pages[i] becomes its id, and the one brought
+ *     goes back. *shared (may be NULL) counts these: the backend has to be told of their ids.
  */
 uint32_t kg_index_append(struct kg_index *ix, struct kg_index_path *path, const uint32_t *tokens,
-                         const uint32_t *pages, uint32_t n, int last, uint32_t *out);
+                         uint32_t *pages, uint32_t n, uint32_t *out, uint32_t *shared);
 
 /*
  * Gives a state, valid at exactly `position` of the request with tokens[position] (from its first

@@ -247,9 +247,9 @@ struct kg_engine {
     uint32_t *ballast[KG_N_KINDS]; /* [test.relocate] */
     uint32_t n_ballast[KG_N_KINDS];
 
-    struct kg_index *index;         /* NULL: no prefix reuse */
-    uint32_t gap;                   /* tokens whose pages take the bytes of a state */
-    uint32_t *moved_in, *moved_out; /* [max_units[KG_PAGE]] ids on their way */
+    struct kg_index *index; /* NULL: no prefix reuse */
+    uint32_t gap;           /* tokens whose pages take the bytes of a state */
+    uint32_t *moved_out;    /* [max_units[KG_PAGE]] ids on their way */
 
     uint64_t exec_ns;      /* real time inside exec in this step */
     uint64_t moved_clock;  /* the idle step advanced the virtual clock */

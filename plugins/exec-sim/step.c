@@ -127,7 +127,7 @@ static void add_work(struct sim_work *w, const struct kg_seq *q)
     } else {
         w->prefill_context += n * (q->past + 0.5 * (n + 1.0));
     }
-    w->copies += q->n_orders + (q->state_src < KG_STATE_ZERO);
+    w->copies += q->n_orders + (q->state_src < KG_STATE_ZERO && q->state_src != q->state);
 }
 
 static void run_seq(struct kg_exec *x, const struct kg_seq *q, struct kg_seq_result *r)

@@ -48,7 +48,7 @@ struct walk {
     struct walker tried[N_TRIED];
     struct kept kept[N_KEPT];
     uint64_t n_fresh, n_stale;
-    uint64_t n_hits, n_reused, n_refused, n_evicted, n_replaced, n_donated;
+    uint64_t n_hits, n_reused, n_refused, n_evicted, n_replaced, n_shared, n_donated;
 };
 
 static uint64_t cost(void *ctx, uint32_t from, uint32_t to)
@@ -191,21 +191,24 @@ static void admit(struct walk *w, struct walker *r)
     w->n_reused += reuse;
 }
 
-/* What the index did with page i of the request agrees with the list. */
-static void took(struct walk *w, struct walker *r, uint32_t i, uint32_t out)
+/* What the index did with page i of the request, that was `brought`, agrees with the list. */
+static void took(struct walk *w, struct walker *r, uint32_t i, uint32_t brought, uint32_t out)
 {
     uint64_t prefix = oracle_prefix(r->salt, r->tokens, (i + 1) * PAGE);
     struct oracle_entry *e = oracle_find(&w->oracle, KG_PAGE, prefix);
-
-    if (out == r->pages[i]) { /* equal page in use by others: this one stays the request's */
-        assert_non_null(e);
-        assert_true(e->users > 0);
-        return;
-    }
     uint32_t id = r->pages[i];
+
     assert_int_equal(w->ops->own(w->pool, KG_PAGE, 1, &id, 1), KG_OK);
     r->mine[i] = 0;
-    if (out == KG_NONE) {
+    if (id != brought) { /* others read an equal page: now this one does too */
+        assert_non_null(e);
+        assert_int_equal(e->id, id);
+        assert_true(e->users > 0);
+        assert_int_equal(out, brought);
+        give(w, KG_PAGE, out);
+        e->users++;
+        w->n_shared++;
+    } else if (out == KG_NONE) {
         assert_null(e);
         oracle_add(&w->oracle, KG_PAGE, prefix, id, 1);
     } else {
@@ -219,20 +222,19 @@ static void took(struct walk *w, struct walker *r, uint32_t i, uint32_t out)
     }
 }
 
-static void append(struct walk *w, struct walker *r, int last)
+static void append(struct walk *w, struct walker *r)
 {
-    uint32_t at = r->path.n_tokens / PAGE, n = r->n_done - at, out[MAX_PAGES];
-    uint32_t k =
-        kg_index_append(w->ix, &r->path, r->tokens + at * PAGE, r->pages + at, n, last, out);
+    uint32_t at = r->path.n_tokens / PAGE, n = r->n_done - at;
+    uint32_t brought[MAX_PAGES], out[MAX_PAGES], shared;
 
-    assert_true(k <= n && (!last || k == n));
-    for (uint32_t i = 0; i < k; i++) {
-        took(w, r, at + i, out[i]);
+    memcpy(brought, r->pages + at, n * sizeof(*brought));
+    uint64_t n_shared = w->n_shared;
+    assert_int_equal(
+        kg_index_append(w->ix, &r->path, r->tokens + at * PAGE, r->pages + at, n, out, &shared), n);
+    for (uint32_t i = 0; i < n; i++) {
+        took(w, r, at + i, brought[i], out[i]);
     }
-    if (k < n) { /* it waits because somebody reads the equal page */
-        uint64_t prefix = oracle_prefix(r->salt, r->tokens, (at + k + 1) * PAGE);
-        assert_true(oracle_find(&w->oracle, KG_PAGE, prefix)->users > 0);
-    }
+    assert_int_equal(w->n_shared - n_shared, shared);
 }
 
 /* A state outside any grant goes to a random position, maybe in exchange for the last one. */
@@ -274,7 +276,7 @@ static void donate(struct walk *w, struct walker *r)
 static void finish(struct walk *w, struct walker *r, int aborted)
 {
     if (!aborted) {
-        append(w, r, 1);
+        append(w, r);
     }
     use_state(w, r, -1);
     for (uint32_t i = 0; i < r->n_done; i++) {
@@ -306,7 +308,7 @@ static void step(struct walk *w, struct walker *r)
     }
     use_state(w, r, -1);
     kg_index_release(w->ix, &r->path);
-    append(w, r, 0);
+    append(w, r);
     if (kg_rng_below(&w->rng, 2) == 0) {
         donate(w, r);
     }
@@ -454,12 +456,13 @@ static void index_and_pool_agree_with_a_flat_list(void **state)
         }
     }
     print_message("seed %llu: %llu hits, %llu tokens reused, %llu refused, %llu victims, %llu "
-                  "replaced, %llu donated\n",
+                  "replaced, %llu shared, %llu donated\n",
                   (unsigned long long)arg_seed, (unsigned long long)w.n_hits,
                   (unsigned long long)w.n_reused, (unsigned long long)w.n_refused,
                   (unsigned long long)w.n_evicted, (unsigned long long)w.n_replaced,
-                  (unsigned long long)w.n_donated);
+                  (unsigned long long)w.n_shared, (unsigned long long)w.n_donated);
     assert_true(w.n_hits > n / 100 && w.n_evicted > n / 100 && w.n_replaced > n / 1000);
+    assert_true(w.n_shared > n / 1000);
     assert_true(w.n_refused > n / 100 && w.n_fresh > n / 10 && w.n_stale > n / 100);
     close_all(&w);
 }

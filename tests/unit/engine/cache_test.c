@@ -153,7 +153,7 @@ static void the_next_turn_finds_prompt_and_answer(void **state)
     rig_close(&r);
 }
 
-static void equal_prompts_at_once_each_get_their_own(void **state) /* V11 */
+static void equal_prompts_at_once_end_on_one_copy(void **state) /* V11 */
 {
     struct rig r;
 
@@ -174,6 +174,44 @@ static void equal_prompts_at_once_each_get_their_own(void **state) /* V11 */
     assert_int_equal(stats_of(&r).n_cached[KG_PAGE], 7);
     rig_assert_empty(&r);
     rig_close(&r);
+}
+
+/* Two begin together and share their first pages: whose pages the index took first must not keep
+ * the other from leaving its own and its checkpoints, while both run and after. */
+static void who_starts_beside_an_equal_beginning_leaves_all_it_computed(void **state)
+{
+    static const uint32_t policies[] = {KG_CKPT_INTERVAL, KG_CKPT_BOUNDARY, KG_CKPT_AUTO};
+
+    (void)state;
+    for (size_t i = 0; i < 3; i++) {
+        struct rig r;
+        rig_open(&r, &(struct rig_conf){
+                         .n_pages = 200, .checkpoint = policies[i] + 1, .step_tokens = 200});
+        r.n_shared = 20;
+        r.n_groups = 1;
+        assert_int_equal(rig_submit(&r, 1, 100, 200, NULL), KG_OK);
+        assert_int_equal(rig_submit(&r, 2, 100, 5, NULL), KG_OK);
+        for (uint32_t n = 0; !r.outs[2].done && n < 60; n++) {
+            assert_true(rig_step(&r) >= 0);
+        }
+        assert_true(r.outs[2].done && !r.outs[1].done);
+        struct kg_request q = {
+            .id = 3, .tokens = r.outs[2].tokens, .n_prompt = 100, .max_tokens = 5};
+        struct kg_error err = {0};
+        r.outs[3] = (struct rig_out){.n_prompt = 100, .max_tokens = 5, .submitted = 1};
+        memcpy(r.outs[3].tokens, q.tokens, 100 * sizeof(*q.tokens));
+        assert_int_equal(kg_engine_submit(r.engine, &q, &err), KG_OK);
+        r.n_open++;
+        rig_run(&r, 600);
+        assert_int_equal(r.outs[3].end.n_cached, 96);
+        assert_memory_equal(r.outs[3].tokens, r.outs[2].tokens, 105 * sizeof(*q.tokens));
+        for (uint64_t id = 1; id <= 3; id++) {
+            rig_assert_true(&r, id);
+        }
+        assert_int_equal(stats_of(&r).shared_pages, 2);
+        rig_assert_empty(&r);
+        rig_close(&r);
+    }
 }
 
 static void a_hit_is_not_its_own_victim(void **state) /* V6 */
@@ -430,7 +468,8 @@ int main(void)
         cmocka_unit_test(salts_separate_tenants),
         cmocka_unit_test(echo_computes_the_whole_prompt),
         cmocka_unit_test(the_next_turn_finds_prompt_and_answer),
-        cmocka_unit_test(equal_prompts_at_once_each_get_their_own),
+        cmocka_unit_test(equal_prompts_at_once_end_on_one_copy),
+        cmocka_unit_test(who_starts_beside_an_equal_beginning_leaves_all_it_computed),
         cmocka_unit_test(a_hit_is_not_its_own_victim),
         cmocka_unit_test(either_kind_pays_for_the_other_in_one_arena),
         cmocka_unit_test(under_a_split_the_starving_kind_is_named),

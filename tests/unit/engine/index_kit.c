@@ -104,19 +104,17 @@ struct kg_index_match kit_match(struct kit *k, uint64_t salt, const uint32_t *to
 
 /* Pages the path does not cover yet go into the index; what it hands out goes back. */
 static void bring(struct kit *k, struct kg_index_path *path, const uint32_t *tokens,
-                  uint32_t *pages, uint8_t *mine, uint32_t n_pages, int last)
+                  uint32_t *pages, uint8_t *mine, uint32_t n_pages)
 {
     uint32_t page = k->conf.page_tokens, at = path->n_tokens / page;
     static uint32_t out[KIT_UNITS];
     uint32_t n = kg_index_append(k->ix, path, tokens + (size_t)at * page, pages + at, n_pages - at,
-                                 last, out);
+                                 out, NULL);
 
     for (uint32_t i = 0; i < n; i++) {
-        if (out[i] != pages[at + i]) {
-            mine[at + i] = 0;
-            if (out[i] != KG_NONE) {
-                kit_give(k, KG_PAGE, out[i]);
-            }
+        mine[at + i] = 0;
+        if (out[i] != KG_NONE) {
+            kit_give(k, KG_PAGE, out[i]);
         }
     }
 }
@@ -191,12 +189,12 @@ struct kit_seen kit_run(struct kit *k, const uint32_t *tokens, uint32_t n_prompt
             pages[n_pages] = kit_take(k, KG_PAGE);
             assert_int_not_equal(pages[n_pages], KG_NONE);
         }
-        bring(k, &path, tokens, pages, mine, n_pages, 0);
+        bring(k, &path, tokens, pages, mine, n_pages);
         for (uint32_t i = 0; i < n; i++) {
             checkpoint(k, &path, tokens, &at[i], &last, &answer, &unit);
         }
     }
-    bring(k, &path, tokens, pages, mine, n_pages, 1);
+    bring(k, &path, tokens, pages, mine, n_pages);
     kg_index_close(k->ix, &path);
     for (uint32_t i = 0; i < n_pages; i++) {
         if (mine[i]) {
@@ -221,7 +219,7 @@ void kit_insert(struct kit *k, struct kg_index_path *path, uint64_t salt, const 
     for (uint32_t i = path->n_tokens / page; i < n_pages; i++) {
         pages[i] = kit_take(k, KG_PAGE);
     }
-    bring(k, path, tokens, pages, mine, n_pages, 0);
+    bring(k, path, tokens, pages, mine, n_pages);
     assert_int_equal(path->n_tokens, n_pages * page);
     kg_index_release(k->ix, path);
 }
