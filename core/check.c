@@ -100,6 +100,9 @@ static void warn_promises(struct kg_check *k)
         strcmp(k->stack->conf->cost, "off") == 0)
         (void)kg_buf_puts(w, "speculation decides better when it knows what a step costs: "
                              "[engine] cost = measured\n");
+    if (k->stack->conf->engine.accept != KG_ACCEPT_COUPLED)
+        (void)kg_buf_puts(w, "[spec] accept: at temperature above 0 an answer is equal to plain "
+                             "decoding only in distribution; a seed does not repeat it\n");
 }
 
 int kg_check_gather(struct kg_check *check, struct kg_config *config, struct kg_stack *stack,

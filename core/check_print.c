@@ -160,6 +160,20 @@ static void text_rewind(const struct kg_check *k, struct kg_buf *b)
     (void)kg_buf_puts(b, " a row\n");
 }
 
+/* Which promise holds for the output under speculation. */
+static const char *accept_promise(uint32_t accept)
+{
+    switch (accept) {
+    case KG_ACCEPT_REJECTION:
+        return "rejection: greedy output equals plain decoding, sampled output in distribution "
+               "only";
+    case KG_ACCEPT_BLOCK:
+        return "block: greedy output equals plain decoding, sampled output in distribution only";
+    default:
+        return "coupling: output equals plain decoding, bit for bit";
+    }
+}
+
 static void text_rules(const struct kg_check *k, struct kg_buf *b)
 {
     static const char *const lifetimes[] = {"prompt", "max", "expected"};
@@ -181,9 +195,9 @@ static void text_rules(const struct kg_check *k, struct kg_buf *b)
     if (k->stack->parts.spec_ops->block(k->stack->parts.spec) == 0)
         (void)kg_buf_puts(b, "off\n");
     else
-        (void)kg_buf_printf(b,
-                            "up to %u drafts, accepted by coupling: output equals plain decoding\n",
-                            k->stack->parts.spec_ops->block(k->stack->parts.spec));
+        (void)kg_buf_printf(b, "up to %u drafts, accepted by %s\n",
+                            k->stack->parts.spec_ops->block(k->stack->parts.spec),
+                            accept_promise(e->accept));
     text_rewind(k, b);
     put_line(b, "prefix");
     text_prefix(k, b);

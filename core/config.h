@@ -26,7 +26,6 @@ struct kg_conf {
     struct kg_engine_conf engine;
     const char *cost;                /* "off", "measured" or a file */
     struct kg_cost_table cost_table; /* of the file; engine.cost_table points here */
-    uint32_t spec_accept;            /* 0 coupling, 1 rejection, 2 block */
     uint32_t tp, ep, nodes, fabric, allow_slow_fabric;
     const char *lua_script; /* "" for none */
     uint32_t lua_on_error;  /* 0 reject, 1 admit */

@@ -191,9 +191,6 @@ static void refuse_unbuilt(struct kg_config *c)
     if (v->nodes != 1)
         kg_config_blame(c, where_of(c, "cluster", "nodes"),
                         "[cluster] nodes = %u: more than one machine is not built yet", v->nodes);
-    if (v->spec_accept != 0)
-        kg_config_blame(c, where_of(c, "spec", "accept"),
-                        "[spec] accept: only coupling is built yet");
 }
 
 /* Warns of what would only make things faster, but does not exist yet. */

@@ -91,9 +91,10 @@ static const struct kg_opt admission_rows[] = {
 };
 
 static const struct kg_opt spec_rows[] = {
-    ENUM("accept", spec_accept, "coupling", "coupling|rejection|block",
-         "How drafts are accepted. coupling: output is equal to plain decoding, bit for bit; the "
-         "others: equal in distribution."),
+    ENUM("accept", engine.accept, "coupling", "coupling|rejection|block",
+         "How drafts are accepted. coupling: output is equal to plain decoding, bit for bit. "
+         "rejection and block accept more; at temperature above 0 their output is equal only in "
+         "distribution and not reproducible from the seed."),
     {0},
 };
 

@@ -38,6 +38,7 @@ struct kg_engine_conf {
     uint32_t checkpoint;  /* [prefix] checkpoint: enum kg_ckpt_policy (engine/index_policy.h) */
     uint32_t interval;    /* [prefix] interval, tokens */
     uint64_t ghost_bytes; /* [prefix] ghost_bytes */
+    uint32_t accept;      /* [spec] accept: enum kg_accept_rule of requests that say COUPLED */
     uint32_t debug;       /* check() after each step, poison freed units */
     const struct kg_engine_test *test; /* engine/test.h; NULL outside tests; copied */
 };

@@ -269,6 +269,9 @@ static struct kg_job *job_create(const struct kg_engine *e, const struct kg_requ
                          .n_boundaries = q->n_boundaries,
                          .n_marks = q->n_marks,
                          .sampling = q->sampling};
+    if (j->sampling.accept == KG_ACCEPT_COUPLED) {
+        j->sampling.accept = e->conf.accept;
+    }
     if (q->tenant_name != NULL) {
         (void)snprintf(j->tenant_name, sizeof(j->tenant_name), "%s", q->tenant_name);
     }

@@ -71,6 +71,21 @@ int kg_token_counts_add(struct kg_token_counts *counts, uint32_t token, int outp
     return KG_OK;
 }
 
+void kg_token_counts_pop(struct kg_token_counts *counts, uint32_t token)
+{
+    uint32_t s = slot_of(counts, token);
+
+    if (counts->slots[s] == 0) {
+        return;
+    }
+    struct kg_token_count *e = &counts->entries[counts->slots[s] - 1];
+    e->n_output -= e->n_output > 0;
+    if (e->n_output == 0 && !e->in_prompt && counts->slots[s] == counts->n) {
+        counts->slots[s] = 0; /* it came last: nobody was put behind it */
+        counts->n--;
+    }
+}
+
 const struct kg_token_count *kg_token_counts_get(const struct kg_token_counts *counts,
                                                  uint32_t token)
 {

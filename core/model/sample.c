@@ -85,6 +85,11 @@ uint64_t kg_sample_stream(uint64_t seed, uint32_t stream, uint32_t window)
     return mix64(mix64(seed ^ stream * 0xd6e8feb86659fd93ull) + (window + 1ull) * WEYL);
 }
 
+double kg_sample_uniform(uint64_t seed, uint32_t position)
+{
+    return ((double)noise_bits(noise_key(seed, position), 0) + 0.5) * 0x1p-52;
+}
+
 /* --- rows ------------------------------------------------------------------------------------- */
 
 /* Order of a float as a signed integer; NaNs lie beyond the infinities on either side. */
@@ -410,6 +415,52 @@ static uint32_t draw(const struct kg_sample_row *row, const float *x, float max,
         offer(&b, x[i] * scale, key, i);
     }
     return b.token;
+}
+
+/* Weights of what the filters keep, in p; the rest is 0. */
+static void weigh_row(const struct kg_sampling *s, const float *x, uint32_t vocab, float max,
+                      const struct work *w, double *p)
+{
+    double scale = 1.0 / s->temperature;
+
+    if (s->min_p > 0 || s->top_k > 0 || (s->top_p > 0 && s->top_p < 1)) {
+        uint32_t n = filter(s, x, vocab, max, w);
+        memset(p, 0, vocab * sizeof(*p));
+        for (uint32_t i = 0; i < n; i++) {
+            p[key_token(w->keys[i])] = kg_exact_exp(((double)key_value(w->keys[i]) - max) * scale);
+        }
+        return;
+    }
+    for (uint32_t i = 0; i < vocab; i++) {
+        p[i] = kg_exact_exp(((double)x[i] - max) * scale);
+    }
+}
+
+uint32_t kg_sample_probs(const struct kg_sample_row *row, void *scratch, double *p)
+{
+    struct work w = split_scratch(scratch, row->vocab);
+    int ok, any = 1;
+    float raw_max = row_max(row->logits, row->vocab, &ok);
+    double sum = 0;
+
+    if (!ok) {
+        return KG_RES_NAN;
+    }
+    const float *x = adjust(row, &w);
+    float max = x == row->logits ? raw_max : row_max(x, row->vocab, &any);
+    if (!any) {
+        memset(p, 0, row->vocab * sizeof(*p));
+        p[pick_of_nothing(row, raw_max)] = 1.0;
+        return 0;
+    }
+    weigh_row(row->sampling, x, row->vocab, max, &w, p);
+    for (uint32_t i = 0; i < row->vocab; i++) {
+        sum += p[i];
+    }
+    for (uint32_t i = 0; i < row->vocab; i++) {
+        p[i] /= sum;
+    }
+    return 0;
 }
 
 /* --- log probabilities ------------------------------------------------------------------------ */

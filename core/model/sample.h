@@ -51,6 +51,8 @@ void kg_token_counts_init(struct kg_token_counts *counts, void *mem, uint32_t ma
 void kg_token_counts_clear(struct kg_token_counts *counts);
 /* Counts one token; `output` 0: prompt, 1: output. KG_ELIMIT when the table is full. */
 int kg_token_counts_add(struct kg_token_counts *counts, uint32_t token, int output);
+/* Takes back the last kg_token_counts_add of an output token; the one before may follow. */
+void kg_token_counts_pop(struct kg_token_counts *counts, uint32_t token);
 /* Entry of a token, or NULL. */
 const struct kg_token_count *kg_token_counts_get(const struct kg_token_counts *counts,
                                                  uint32_t token);
@@ -85,6 +87,12 @@ void kg_sample(const struct kg_sample_row *row, void *scratch, struct kg_sample_
                struct kg_logprob *logprobs);
 
 /*
+ * The distribution kg_sample draws from at temperature > 0: after penalties, masks, temperature and
+ * filters. p: [vocab], sums to 1 within rounding. Returns 0; or KG_RES_NAN, p is not set then.
+ */
+uint32_t kg_sample_probs(const struct kg_sample_row *row, void *scratch, double *p);
+
+/*
  * Log probabilities of one row without a pick (prompt echo): `token` first (KG_NONE: out[0] is
  * {KG_NONE, 0}), then the n_top best. Same rules. Returns 0, or KG_RES_NAN.
  */
@@ -109,6 +117,8 @@ enum kg_stream {
     KG_STREAM_ACCEPT = 2, /* the tests of acceptance */
 };
 uint64_t kg_sample_stream(uint64_t seed, uint32_t stream, uint32_t window);
+/* Uniform in (0,1), from the same hash. */
+double kg_sample_uniform(uint64_t seed, uint32_t position);
 
 /*
  * Acceptance by coupling: a draft is kept iff it is the token the target picked at that position

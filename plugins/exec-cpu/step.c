@@ -24,7 +24,7 @@ static void carve_step(struct carver *c, const struct kg_exec *e, struct cpu_ste
 {
     uint64_t rows = e->limits.max_rows, seqs = e->limits.max_seqs;
 
-    s->sample_bytes = (kg_sample_scratch_bytes(e->limits.vocab) + 63) / 64 * 64;
+    s->sample_bytes = (kg_accept_scratch_bytes(e->limits.vocab) + 63) / 64 * 64;
     s->tokens = carve(c, rows, sizeof(*s->tokens));
     s->out_rows = carve(c, rows, sizeof(*s->out_rows));
     s->seqs = carve(c, seqs, sizeof(*s->seqs));

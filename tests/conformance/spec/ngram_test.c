@@ -165,7 +165,7 @@ static void the_cost_surface_prices_a_row(void **state)
     (void)state;
     struct one o;
     uint64_t cheap[2] = {1000, 1}, dear[2] = {0, 1000};
-    struct kg_cost cost = {sizeof(cost), cheap, linear};
+    struct kg_cost cost = {.size = sizeof(cost), .ctx = cheap, .step_ns = linear};
     one_open(&o, "min_gain=1 drafts=8");
     assert_int_equal(ask(&o, 7, REPEATS, 8, NULL), 2); /* everybody gets one try */
     tell(&o, 7, 2, 2);

@@ -221,7 +221,6 @@ static void what_is_not_built_is_refused_or_warned_of(void **state)
          "t:3: [parallel] ep = 3: more than one rank is not built yet\n");
     says("[cluster]\nnodes = 2\n",
          "t:2: [cluster] nodes = 2: more than one machine is not built yet\n");
-    says("[spec]\naccept = rejection\n", "t:2: [spec] accept: only coupling is built yet\n");
     says("[arm blue]\nlifetime = max\n",
          "t:2: [arm blue]: server arms are not built yet; run one configuration per server\n");
     assert_int_equal(kg_config_read_text(c, "t", text, sizeof(text) - 1), KG_OK);

@@ -35,7 +35,7 @@ static void *scratch(void)
 {
     static uint64_t mem[8192];
 
-    assert_true(kg_sample_scratch_bytes(VOCAB) <= sizeof(mem));
+    assert_true(kg_accept_scratch_bytes(VOCAB) <= sizeof(mem));
     return mem;
 }
 
