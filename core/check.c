@@ -3,17 +3,29 @@
 #include <kedge/spec.h>
 #include <string.h>
 
+/* Draft rows the engine keeps room for: of the plugin, or for one that may take its place. */
+static uint64_t draft_rows(const struct kg_check *k)
+{
+    const struct kg_engine_parts *p = &k->stack->parts;
+    const struct kg_engine_conf *e = &k->stack->conf->engine;
+    uint32_t block = p->spec_ops->block(p->spec), most = e->max_draft;
+
+    most = k->stack->desc.caps & KG_EXEC_CAP_VERIFY ? most : 0;
+    most = most < k->stack->desc.max_draft ? most : k->stack->desc.max_draft;
+    most = most < e->step_tokens - 1 ? most : e->step_tokens - 1;
+    return block > most ? block : most;
+}
+
 /* Whether n requests of `tokens` tokens, draft rows included, hold memory at once: the pool's own
  * answer to a grant. */
 static int fits(const struct kg_check *k, struct kg_pool *pool, uint64_t n, uint64_t tokens)
 {
     const struct kg_pool_ops *ops = k->stack->parts.pool_ops;
-    const struct kg_engine_parts *p = &k->stack->parts;
     static const uint32_t nothing[KG_N_KINDS] = {0, 0};
     struct kg_shortage shortage;
     uint32_t grant;
 
-    uint64_t rows = tokens + p->spec_ops->block(p->spec);
+    uint64_t rows = tokens + draft_rows(k);
     uint64_t pages = n * ((rows + k->layout.page_tokens - 1) / k->layout.page_tokens);
     if (pages >= KG_NONE || n >= KG_NONE)
         return 0;

@@ -2,6 +2,7 @@
 #include "base/num.h"
 #include "front.h"
 #include "serve/serve.h"
+#include "swap.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -26,8 +27,27 @@ static void say_ready(const struct kg_serve *serve, int fd)
                   kg_serve_url(serve));
 }
 
+/* --- /admin/plugins --- */
+
+static int swap(void *ctx, const char *sched, const char *spec, const char **field,
+                struct kg_error *err)
+{
+    return kg_swapper_swap(ctx, sched, spec, field, err);
+}
+
+static void swapped(void *ctx)
+{
+    kg_swapper_done(ctx);
+}
+
+static int write_plugins(void *ctx, struct kg_buf *b, struct kg_error *err)
+{
+    return kg_swapper_write(ctx, b, err);
+}
+
 static int serve_front(struct kg_front *f, int ready_fd, struct kg_error *err)
 {
+    struct kg_serve_admin admin = {.swap = swap, .swapped = swapped, .write = write_plugins};
     struct kg_serve_parts parts = {
         .conf = &f->stack->conf->server,
         .engine = f->stack->engine,
@@ -37,6 +57,7 @@ static int serve_front(struct kg_front *f, int ready_fd, struct kg_error *err)
         .metrics = f->stack->metrics,
         .log = &f->stack->log,
         .policy = f->stack->hooks != NULL ? &f->stack->hooks->serve : NULL,
+        .admin = &admin,
     };
     struct kg_serve *serve = NULL;
     int rc;
@@ -46,7 +67,10 @@ static int serve_front(struct kg_front *f, int ready_fd, struct kg_error *err)
                       "warning: the system allows fewer open files than [server] "
                       "max_connections = %u needs\n",
                       parts.conf->max_connections);
-    rc = kg_serve_create(&parts, &serve, err);
+    rc = kg_swapper_open(f->stack, f->config, err);
+    admin.ctx = f->stack->swapper;
+    if (rc == KG_OK)
+        rc = kg_serve_create(&parts, &serve, err);
     if (rc != KG_OK)
         return rc;
     rc = kg_engine_start(f->stack->engine, err);

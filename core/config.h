@@ -76,6 +76,11 @@ const char *kg_config_warnings(const struct kg_config *config);
 const struct kg_conf *kg_config_conf(const struct kg_config *config);
 /* The choice of a kind; its ref.plugin is NULL for tier. */
 const struct kg_choice *kg_config_choice(const struct kg_config *config, uint32_t kind);
+/* One more plugin of a kind by its name, with the options of its section, which were checked by
+ * finish; owned by the configuration, one copy a call. KG_ENOENT, KG_EABI, KG_ECONFIG, KG_ENOMEM.
+ */
+KG_CHECKED int kg_config_plugin(struct kg_config *config, uint32_t kind, const char *name,
+                                struct kg_choice *choice, struct kg_error *err);
 const char *kg_config_plugin_dir(const struct kg_config *config);
 /* Effective values as INI text, each with where it comes from. Secrets are not shown. */
 void kg_config_dump(const struct kg_config *config, struct kg_buf *b);

@@ -86,13 +86,27 @@ static void find_plugin_dir(struct kg_config *c)
         kg_config_blame(c, "[plugins] dir", "over %d bytes", KG_PLUGIN_PATH - 1);
 }
 
+/* The option struct of a plugin, filled from its section. *conf stays NULL when there is none. */
+static int fill_choice(struct kg_config *c, struct kg_choice *choice)
+{
+    const struct kg_plugin *p = choice->ref.plugin;
+    void *conf = kg_arena_zalloc(&c->arena, 1, p->conf_size + 1);
+    char section[80];
+
+    if (conf == NULL)
+        return KG_ENOMEM;
+    (void)snprintf(section, sizeof(section), "%s-%s", kg_plugin_kind_name(p->kind), p->name);
+    apply_section(c, section, p->opts, conf);
+    choice->conf = p->conf_size > 0 ? conf : NULL;
+    return KG_OK;
+}
+
 static void load_choice(struct kg_config *c, uint32_t kind)
 {
     const char *word = c->conf.plugins[kind];
     const struct kg_entry *e = kg_config_find(c, "plugins", kg_plugin_kind_name(kind));
     struct kg_choice *choice = &c->choices[kind];
     struct kg_error err = {0};
-    char section[80];
 
     if (word == NULL)
         return;
@@ -102,15 +116,30 @@ static void load_choice(struct kg_config *c, uint32_t kind)
                         kg_plugin_kind_name(kind), word, err.text);
         return;
     }
-    const struct kg_plugin *p = choice->ref.plugin;
-    void *conf = kg_arena_zalloc(&c->arena, 1, p->conf_size + 1);
-    if (conf == NULL) {
+    if (fill_choice(c, choice) != KG_OK)
         kg_config_blame(c, "[plugins]", "out of memory");
-        return;
-    }
-    (void)snprintf(section, sizeof(section), "%s-%s", kg_plugin_kind_name(kind), p->name);
-    apply_section(c, section, p->opts, conf);
-    choice->conf = p->conf_size > 0 ? conf : NULL;
+}
+
+int kg_config_plugin(struct kg_config *c, uint32_t kind, const char *name, struct kg_choice *choice,
+                     struct kg_error *err)
+{
+    bool failed = c->failed;
+    struct kg_choice got = {0};
+    int rc = kg_plugin_load(c->plugin_dir, kind, name, &got.ref, err);
+
+    if (rc != KG_OK)
+        return rc;
+    c->failed = false;
+    kg_buf_reset(&c->errors);
+    rc = fill_choice(c, &got);
+    if (rc != KG_OK)
+        rc = kg_fail(err, rc, "out of memory");
+    else if (c->failed) /* a file that came after the start */
+        rc = kg_fail(err, KG_ECONFIG, "%.400s", kg_buf_cstr(&c->errors));
+    c->failed = failed;
+    if (rc == KG_OK)
+        *choice = got;
+    return rc;
 }
 
 /* A section of a plugin that was not chosen: its keys are checked all the same. */

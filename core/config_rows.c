@@ -51,6 +51,9 @@ static const struct kg_opt engine_rows[] = {
         "Step time as speculation and eviction see it: off; measured at start, which takes a "
         "second or two, and kept up to date; or a file that kedge check --write-cost wrote, which "
         "makes decisions independent of the clock."),
+    U32("max_draft", engine.max_draft, "0", 0, 64,
+        "Draft rows of a request to keep room for, so that speculation can be switched on while "
+        "the server runs; 0: what [plugins] spec asks for. Unit: tokens."),
     BOOL("debug", engine.debug, "no",
          "Check pool and scheduler after every step and poison freed units. Slow."),
     {0},

@@ -228,7 +228,8 @@ static int compare(const void *a, const void *b)
     return ka != kb ? (ka < kb ? -1 : 1) : strcmp(na, nb);
 }
 
-int kg_plugin_scan(const char *dir, kg_plugin_visit *visit, void *ctx, struct kg_error *err)
+int kg_plugin_scan_kind(const char *dir, uint32_t only, kg_plugin_visit *visit, void *ctx,
+                        struct kg_error *err)
 {
     struct names names = {0};
     int rc = KG_OK;
@@ -250,6 +251,8 @@ int kg_plugin_scan(const char *dir, kg_plugin_visit *visit, void *ctx, struct kg
         if (i > 0 && strcmp(names.v[i], names.v[i - 1]) == 0)
             continue; /* DIR/x.so beside DIR/x/x.so, or a built-in in its way */
         (void)split_name(names.v[i], &kind, &name);
+        if (only != 0 && kind != only)
+            continue;
         if (kg_plugin_load(dir != NULL ? dir : "", kind, name, &ref, &why) == KG_OK)
             visit(ctx, kind, name, &ref, NULL);
         else
@@ -257,6 +260,11 @@ int kg_plugin_scan(const char *dir, kg_plugin_visit *visit, void *ctx, struct kg
     }
     free(names.v);
     return rc;
+}
+
+int kg_plugin_scan(const char *dir, kg_plugin_visit *visit, void *ctx, struct kg_error *err)
+{
+    return kg_plugin_scan_kind(dir, 0, visit, ctx, err);
 }
 
 static bool is_dir(const char *path)

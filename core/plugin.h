@@ -49,6 +49,9 @@ typedef void kg_plugin_visit(void *ctx, uint32_t kind, const char *name,
 /* Visits built-ins and every KIND-NAME.so of `dir`, sorted by kind and name. KG_EIO. */
 KG_CHECKED int kg_plugin_scan(const char *dir, kg_plugin_visit *visit, void *ctx,
                               struct kg_error *err);
+/* The same for one kind; files of others are not opened. */
+KG_CHECKED int kg_plugin_scan_kind(const char *dir, uint32_t kind, kg_plugin_visit *visit,
+                                   void *ctx, struct kg_error *err);
 
 /* Where plugins lie when [plugins] dir is empty: plugins/ beside the running binary (build tree)
  * or ../LIBDIR/kedge from it (installed; LIBDIR of the build, lib or lib/x86_64-linux-gnu).

@@ -1,5 +1,7 @@
 #include "stack.h"
 
+#include "swap.h"
+
 #include <kedge/sched.h>
 #include <kedge/spec.h>
 #include <stdlib.h>
@@ -27,23 +29,33 @@ static void set_log_levels(struct kg_stack *s)
     }
 }
 
-/* Host services of the chosen plugin of a kind, with its metrics registered. */
-static int make_host(struct kg_stack *s, uint32_t kind, struct kg_error *err)
+int kg_stack_host(struct kg_stack *s, const struct kg_plugin *p, struct kg_instance **host,
+                  struct kg_error *err)
 {
-    const struct kg_plugin *p = kg_config_choice(s->config, kind)->ref.plugin;
+    struct kg_instance *made;
     struct kg_buf labels;
     char prefix[32];
 
-    int rc = kg_instance_create(p, &s->log, &s->clock, s->conf->engine.debug, &s->hosts[kind]);
+    int rc = kg_instance_create(p, &s->log, &s->clock, s->conf->engine.debug, &made);
     if (rc != KG_OK)
-        return kg_fail(err, rc, "%s-%s: out of memory", kg_plugin_kind_name(kind), p->name);
+        return kg_fail(err, rc, "%s-%s: out of memory", kg_plugin_kind_name(p->kind), p->name);
     kg_buf_init(&labels, 256);
     (void)kg_metrics_label(&labels, "plugin", p->name);
-    (void)snprintf(prefix, sizeof(prefix), "kedge:%s_", kg_plugin_kind_name(kind));
-    rc = kg_metrics_add_plugin(s->metrics, prefix, p->metrics, s->hosts[kind]->host.cells,
+    (void)snprintf(prefix, sizeof(prefix), "kedge:%s_", kg_plugin_kind_name(p->kind));
+    rc = kg_metrics_add_plugin(s->metrics, prefix, p->metrics, made->host.cells,
                                kg_buf_cstr(&labels), err);
     kg_buf_fini(&labels);
+    if (rc == KG_OK)
+        *host = made;
+    else
+        kg_instance_destroy(made);
     return rc;
+}
+
+/* Host services of the chosen plugin of a kind. */
+static int make_host(struct kg_stack *s, uint32_t kind, struct kg_error *err)
+{
+    return kg_stack_host(s, kg_config_choice(s->config, kind)->ref.plugin, &s->hosts[kind], err);
 }
 
 static uint64_t exec_now(void *ctx)
@@ -83,6 +95,8 @@ static int open_exec(struct kg_stack *s, struct kg_error *err)
     } else if ((spec->caps & KG_SPEC_CAP_MODEL) != 0) {
         max_draft = MAX_DRAFTS;
     }
+    if (max_draft < s->conf->engine.max_draft)
+        max_draft = s->conf->engine.max_draft;
     const struct kg_exec_open args = {
         .size = sizeof(args),
         .model_path = s->conf->model_path,
@@ -203,6 +217,7 @@ void kg_stack_close(struct kg_stack *stack)
         stack->parts.spec_ops->close(stack->parts.spec);
     if (stack->parts.sched != NULL)
         stack->parts.sched_ops->close(stack->parts.sched);
+    kg_swapper_close(stack->swapper);
     stack->clock = kg_clock_monotonic();
     if (stack->parts.exec != NULL)
         stack->parts.exec_ops->close(stack->parts.exec);

@@ -11,6 +11,8 @@
 #include "hooks.h"
 #include "host.h"
 
+struct kg_swapper;
+
 struct kg_stack {
     const struct kg_config *config; /* not owned; outlives the stack */
     const struct kg_conf *conf;
@@ -21,7 +23,8 @@ struct kg_stack {
     struct kg_exec_desc desc; /* after open */
     struct kg_hooks *hooks;   /* NULL without [lua] script */
     struct kg_engine_parts parts;
-    struct kg_engine *engine; /* after kg_stack_engine; not started */
+    struct kg_engine *engine;   /* after kg_stack_engine; not started */
+    struct kg_swapper *swapper; /* NULL: plugins do not change (swap.h) */
 };
 
 /* Opens backend, scheduler and speculation of a finished configuration. Reads the weights. */
@@ -35,6 +38,9 @@ KG_CHECKED int kg_stack_pool(struct kg_stack *stack, struct kg_pool **pool,
                              struct kg_pool_layout *layout, struct kg_error *err);
 /* Creates the engine (pool, arena). The caller starts it, or steps it. */
 KG_CHECKED int kg_stack_engine(struct kg_stack *stack, struct kg_error *err);
+/* Host services for one more plugin, its metrics registered. KG_ENOMEM. */
+KG_CHECKED int kg_stack_host(struct kg_stack *stack, const struct kg_plugin *plugin,
+                             struct kg_instance **host, struct kg_error *err);
 /* Closes everything in reverse; NULL is allowed. */
 void kg_stack_close(struct kg_stack *stack);
 

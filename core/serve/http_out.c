@@ -17,9 +17,11 @@ const char *kg_http_reason(int status)
         {204, "No Content"},
         {400, "Bad Request"},
         {401, "Unauthorized"},
+        {403, "Forbidden"},
         {404, "Not Found"},
         {405, "Method Not Allowed"},
         {408, "Request Timeout"},
+        {409, "Conflict"},
         {413, "Content Too Large"},
         {414, "URI Too Long"},
         {415, "Unsupported Media Type"},
@@ -110,14 +112,12 @@ static void note_error(struct kg_http_req *c, const struct kg_api_error *err)
 void kg_http_reply_error(struct kg_http_req *c, const struct kg_api_error *err)
 {
     struct kg_buf b;
-    const char *extra = NULL;
+    const char *extra = err->header;
 
     if (err->status == 429 || err->status == 503)
         extra = "Retry-After: 1\r\n";
     else if (err->status == 401)
         extra = "WWW-Authenticate: Bearer\r\n";
-    else if (err->status == 405)
-        extra = kg_span_is(c->head.method, "POST") ? "Allow: GET, HEAD\r\n" : "Allow: POST\r\n";
     note_error(c, err);
     kg_buf_init(&b, 0);
     kg_write_error(&b, err);

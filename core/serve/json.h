@@ -14,10 +14,11 @@
 #define KG_POLICY_REJECTED "policy_rejected"
 
 struct kg_api_error {
-    int status;        /* HTTP, 0 while nothing went wrong */
-    const char *code;  /* constant word or NULL */
-    char param[160];   /* field, "" for none: "messages[2].content" */
-    char message[500]; /* one or two sentences, valid UTF-8 */
+    int status;         /* HTTP, 0 while nothing went wrong */
+    const char *code;   /* constant word or NULL */
+    char param[160];    /* field, "" for none: "messages[2].content" */
+    char message[500];  /* one or two sentences, valid UTF-8 */
+    const char *header; /* one more header line of the answer, ended by CRLF; NULL for none */
 };
 
 /* Fills *err with a 400 about `param` and returns KG_EINVAL. Bad UTF-8 in the text is replaced. */

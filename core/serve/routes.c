@@ -13,21 +13,28 @@ enum route {
     ROUTE_CHAT,
     ROUTE_TOKENIZE,
     ROUTE_DETOKENIZE,
+    ROUTE_PLUGINS,
+    ROUTE_RELOAD,
     N_ROUTES,
 };
 
+enum access { ANYBODY, WITH_KEY, ADMIN };
+
 static const struct {
     const char *path;
-    bool post, key; /* method POST with a JSON body, else GET; asks for the API key */
+    bool get, post, body; /* methods; a POST has a JSON body */
+    enum access access;
 } routes[N_ROUTES] = {
-    [ROUTE_MODELS] = {"/v1/models", false, true},
-    [ROUTE_HEALTH] = {"/health", false, false},
-    [ROUTE_VERSION] = {"/version", false, false},
-    [ROUTE_METRICS] = {"/metrics", false, false},
-    [ROUTE_COMPLETIONS] = {"/v1/completions", true, true},
-    [ROUTE_CHAT] = {"/v1/chat/completions", true, true},
-    [ROUTE_TOKENIZE] = {"/tokenize", true, true},
-    [ROUTE_DETOKENIZE] = {"/detokenize", true, true},
+    [ROUTE_MODELS] = {"/v1/models", true, false, false, WITH_KEY},
+    [ROUTE_HEALTH] = {"/health", true, false, false, ANYBODY},
+    [ROUTE_VERSION] = {"/version", true, false, false, ANYBODY},
+    [ROUTE_METRICS] = {"/metrics", true, false, false, ANYBODY},
+    [ROUTE_COMPLETIONS] = {"/v1/completions", false, true, true, WITH_KEY},
+    [ROUTE_CHAT] = {"/v1/chat/completions", false, true, true, WITH_KEY},
+    [ROUTE_TOKENIZE] = {"/tokenize", false, true, true, WITH_KEY},
+    [ROUTE_DETOKENIZE] = {"/detokenize", false, true, true, WITH_KEY},
+    [ROUTE_PLUGINS] = {"/admin/plugins", true, true, true, ADMIN},
+    [ROUTE_RELOAD] = {"/admin/reload", false, true, false, ADMIN},
 };
 
 /* The route of a path; N_ROUTES when there is none. /v1/models/NAME is a model of its own. */
@@ -74,18 +81,30 @@ static bool key_is_good(const struct kg_serve *s, const struct kg_http_head *hea
     return same_secret(s->parts.conf->api_key, v);
 }
 
-/* "application/json", with or without parameters; a missing type is taken for it. */
-static bool is_json(const struct kg_http_head *head)
+/* "application/json", with or without parameters; a missing type is taken for it where a web page
+ * cannot do harm by leaving it out. */
+static bool is_json(const struct kg_http_head *head, enum access access)
 {
     struct kg_span v = kg_http_header_get(head, "content-type");
     size_t n = 0;
 
     if (v.p == NULL)
-        return true;
+        return access != ADMIN;
     while (n < v.n && v.p[n] != ';' && v.p[n] != ' ')
         n++;
     v.n = n;
     return kg_span_is_nocase(v, "application/json");
+}
+
+static int refuse_method(enum route r, struct kg_api_error *err)
+{
+    bool get = routes[r].get, post = routes[r].post;
+    const char *takes = get && post ? "GET and POST" : post ? "POST" : "GET";
+
+    err->header = get && post ? "Allow: GET, HEAD, POST\r\n"
+                  : post      ? "Allow: POST\r\n"
+                              : "Allow: GET, HEAD\r\n";
+    return kg_api_fail(err, 405, "method_not_allowed", "", "%s takes %s", routes[r].path, takes);
 }
 
 static int on_head(void *ctx, struct kg_http_req *req, struct kg_api_error *err)
@@ -94,20 +113,22 @@ static int on_head(void *ctx, struct kg_http_req *req, struct kg_api_error *err)
     const struct kg_http_head *head = kg_http_req_head(req);
     enum route r = find_route(s, head->path);
     bool get = kg_span_is(head->method, "GET") || kg_span_is(head->method, "HEAD");
+    bool post = kg_span_is(head->method, "POST");
 
     if (r == N_ROUTES)
         return kg_api_fail(err, 404, "not_found", "", "there is nothing at %.*s",
                            (int)(head->path.n > 200 ? 200 : head->path.n), head->path.p);
-    if (routes[r].post ? !kg_span_is(head->method, "POST") : !get)
-        return kg_api_fail(err, 405, "method_not_allowed", "", "%s takes %s", routes[r].path,
-                           routes[r].post ? "POST" : "GET");
-    if (routes[r].key && !key_is_good(s, head))
+    if (!(routes[r].get && get) && !(routes[r].post && post))
+        return refuse_method(r, err);
+    if (routes[r].access == WITH_KEY && !key_is_good(s, head))
         return kg_api_fail(err, 401, "invalid_api_key", "",
                            "the API key is missing or wrong; send Authorization: Bearer KEY");
-    if (routes[r].post && !is_json(head))
+    if (routes[r].access == ADMIN && kg_admin_allowed(s, req, key_is_good(s, head), err) != KG_OK)
+        return err->status;
+    if (post && routes[r].body && !is_json(head, routes[r].access))
         return kg_api_fail(err, 415, "unsupported_media_type", "",
-                           "the body must be application/json");
-    if (routes[r].post && !head->chunked && !head->has_length)
+                           "the body must be application/json, and say so in Content-Type");
+    if (post && routes[r].body && !head->chunked && !head->has_length)
         return kg_api_refuse(err, "",
                              "the body is missing: neither Content-Length nor "
                              "Transfer-Encoding: chunked was sent");
@@ -149,6 +170,15 @@ static void on_request(void *ctx, struct kg_http_req *req)
         return;
     case ROUTE_DETOKENIZE:
         kg_job_start(s, req, KG_EP_DETOKENIZE);
+        return;
+    case ROUTE_PLUGINS:
+        if (kg_span_is(kg_http_req_head(req)->method, "POST"))
+            kg_admin_change(s, req);
+        else
+            kg_admin_list(s, req);
+        return;
+    case ROUTE_RELOAD:
+        kg_admin_reload(s, req);
         return;
     case ROUTE_HEALTH:
         if (!kg_stats_healthy(s, &err)) {

@@ -31,7 +31,10 @@ static void on_engine(evutil_socket_t fd, short what, void *arg)
             kg_jobs_send(s);
             return;
         }
-        kg_job_event(s, &ev);
+        if (ev.type == KG_EVENT_SWAPPED)
+            kg_admin_swapped(s);
+        else
+            kg_job_event(s, &ev);
     }
     kg_jobs_send(s);
     /* A timer and not event_active: an event made active here would run before the loop looks at
@@ -89,27 +92,29 @@ static void begin_drain(struct kg_serve *s)
     (void)event_add(s->drain_timer, &tick);
 }
 
-static void reload(struct kg_serve *s)
+int kg_serve_reload(struct kg_serve *s, struct kg_error *err)
 {
     const struct kg_serve_policy *p = s->parts.policy;
-    struct kg_error err = {0};
+    int rc = p != NULL ? p->reload(p->ctx, err) : KG_ENOENT;
 
     if (p == NULL)
-        kg_log_line(s->parts.log, KG_LOG_INFO, "serve", "SIGHUP: nothing to reload", "%s", "");
-    else if (p->reload(p->ctx, &err) == KG_OK)
+        kg_log_line(s->parts.log, KG_LOG_INFO, "serve", "nothing to reload", "%s", "");
+    else if (rc == KG_OK)
         kg_log_line(s->parts.log, KG_LOG_INFO, "policy", "policy reloaded", "%s", "");
     else
         kg_log_line(s->parts.log, KG_LOG_ERROR, "policy",
-                    "policy not reloaded, the old one goes on", "reason=\"%s\"", err.text);
+                    "policy not reloaded, the old one goes on", "reason=\"%s\"", err->text);
+    return rc;
 }
 
 static void on_signal(evutil_socket_t sig, short what, void *arg)
 {
     struct kg_serve *s = arg;
+    struct kg_error err = {0};
 
     (void)what;
     if (sig == SIGHUP)
-        reload(s);
+        (void)kg_serve_reload(s, &err);
     else
         begin_drain(s);
 }

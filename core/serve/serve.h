@@ -5,6 +5,7 @@
 #ifndef KEDGE_SERVE_SERVE_H
 #define KEDGE_SERVE_SERVE_H
 
+#include "base/buf.h"
 #include "base/log.h"
 #include "base/metrics.h"
 #include "engine/engine.h"
@@ -44,6 +45,19 @@ struct kg_serve_policy {
     int (*reload)(void *ctx, struct kg_error *err);
 };
 
+/* Plugins of a running server in exchange for others, called on the loop thread only. */
+struct kg_serve_admin {
+    void *ctx;
+    /* NULL names stay. 1: KG_EVENT_SWAPPED of the engine will come; 0: nothing to do; negative:
+     * nothing changed, *field ("sched", "spec", "") says which name is wrong, *err why;
+     * KG_EAGAIN: later. */
+    int (*swap)(void *ctx, const char *sched, const char *spec, const char **field,
+                struct kg_error *err);
+    void (*swapped)(void *ctx); /* the event came */
+    /* A JSON object and a newline: what is active and what could be. */
+    int (*write)(void *ctx, struct kg_buf *b, struct kg_error *err);
+};
+
 /* What the server works with; all borrowed, all outlive it. */
 struct kg_serve_parts {
     const struct kg_server_conf *conf;
@@ -54,6 +68,7 @@ struct kg_serve_parts {
     struct kg_metrics *metrics;           /* rows of others, written out with ours; may be NULL */
     struct kg_log *log;                   /* may be NULL */
     const struct kg_serve_policy *policy; /* NULL: everything is accepted */
+    const struct kg_serve_admin *admin;   /* NULL: plugins stay as they are */
 };
 
 /* Binds and listens; nothing is answered before kg_serve_run. From here until destroy SIGTERM,

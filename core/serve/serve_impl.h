@@ -76,6 +76,8 @@ struct kg_serve {
     uint64_t seed_state;   /* seeds of requests that name none */
     struct kg_buf scratch_out;
 
+    struct kg_http_req
+        *admin_req; /* waits for a change of plugins; NULL: none, or its client left */
     bool draining, cancelled;
     uint64_t drain_start_ns; /* monotonic */
     int64_t created;         /* seconds since 1970 */
@@ -103,6 +105,21 @@ void kg_jobs_send(struct kg_serve *s);
 void kg_jobs_cancel(struct kg_serve *s);
 /* Frees all jobs without telling anybody; the engine and prep threads are out of reach by now. */
 void kg_jobs_free(struct kg_serve *s);
+
+/* --- serve.c --- */
+/* What SIGHUP does, with its log line. KG_ENOENT: there is nothing to read again. */
+int kg_serve_reload(struct kg_serve *s, struct kg_error *err);
+
+/* --- admin.c --- */
+/* Whether a request may go to /admin: from this machine, or with the key. */
+int kg_admin_allowed(const struct kg_serve *s, struct kg_http_req *req, bool key_is_good,
+                     struct kg_api_error *err);
+/* Each answers the request, change perhaps later. */
+void kg_admin_list(struct kg_serve *s, struct kg_http_req *req);
+void kg_admin_change(struct kg_serve *s, struct kg_http_req *req);
+void kg_admin_reload(struct kg_serve *s, struct kg_http_req *req);
+/* The engine took other plugins. */
+void kg_admin_swapped(struct kg_serve *s);
 
 /* --- stats.c --- */
 KG_CHECKED int kg_stats_open(struct kg_serve *s, struct kg_error *err);

@@ -1,0 +1,263 @@
+#include "swap.h"
+
+#include <kedge/sched.h>
+#include <kedge/spec.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_SPARES 32
+
+/* A plugin that is active or was once. */
+struct spare {
+    struct kg_choice choice;
+    struct kg_instance *host;
+    bool is_first; /* the configured one: its host is the stack's */
+};
+
+struct kg_swapper {
+    struct kg_stack *stack;
+    struct kg_config *config;
+    struct spare spares[MAX_SPARES];
+    uint32_t n_spares;
+    const struct spare *active[KG_PLUGIN_KINDS]; /* of sched and spec */
+    const struct spare *coming[KG_PLUGIN_KINDS]; /* of the swap under way; NULL: stays */
+    struct kg_engine_swap swap, opened;          /* the engine's copy; what it was given */
+    bool under_way;
+};
+
+static void add_first(struct kg_swapper *w, uint32_t kind)
+{
+    struct spare *s = &w->spares[w->n_spares++];
+
+    *s = (struct spare){*kg_config_choice(w->config, kind), w->stack->hosts[kind], true};
+    w->active[kind] = s;
+}
+
+int kg_swapper_open(struct kg_stack *stack, struct kg_config *config, struct kg_error *err)
+{
+    struct kg_swapper *w = calloc(1, sizeof(*w));
+
+    if (w == NULL)
+        return kg_fail(err, KG_ENOMEM, "out of memory");
+    w->stack = stack;
+    w->config = config;
+    add_first(w, KG_KIND_SCHED);
+    add_first(w, KG_KIND_SPEC);
+    stack->swapper = w;
+    return KG_OK;
+}
+
+static void close_both(struct kg_engine_swap *swap)
+{
+    if (swap->sched_ops != NULL)
+        swap->sched_ops->close(swap->sched);
+    if (swap->spec_ops != NULL)
+        swap->spec_ops->close(swap->spec);
+    *swap = (struct kg_engine_swap){0};
+}
+
+void kg_swapper_close(struct kg_swapper *w)
+{
+    if (w == NULL)
+        return;
+    /* The stack closed what it knew, the old ones, whether the engine took the new or not. */
+    if (w->under_way)
+        close_both(&w->opened);
+    for (uint32_t i = 0; i < w->n_spares; i++) {
+        if (!w->spares[i].is_first)
+            kg_instance_destroy(w->spares[i].host);
+    }
+    free(w);
+}
+
+/* The plugin of a name: known, or loaded now. A word with a slash would be a path, and who may
+ * change plugins may not bring code along. */
+static int find(struct kg_swapper *w, uint32_t kind, const char *word, struct spare **out,
+                struct kg_error *err)
+{
+    struct kg_choice choice = {0};
+
+    if (word[0] == '\0' || strspn(word, "abcdefghijklmnopqrstuvwxyz0123456789_-") != strlen(word))
+        return kg_fail(err, KG_EINVAL, "wanted the name of a plugin");
+    int rc = kg_config_plugin(w->config, kind, word, &choice, err);
+    if (rc != KG_OK)
+        return rc;
+    for (uint32_t i = 0; i < w->n_spares; i++) {
+        if (w->spares[i].choice.ref.plugin == choice.ref.plugin) {
+            *out = &w->spares[i];
+            return KG_OK;
+        }
+    }
+    if (w->n_spares == MAX_SPARES)
+        return kg_fail(err, KG_ELIMIT, "more than %d plugins were active since the start",
+                       MAX_SPARES);
+    struct spare *s = &w->spares[w->n_spares];
+    rc = kg_stack_host(w->stack, choice.ref.plugin, &s->host, err);
+    if (rc != KG_OK)
+        return rc;
+    s->choice = choice;
+    s->is_first = false;
+    w->n_spares++;
+    *out = s;
+    return KG_OK;
+}
+
+static int open_sched(struct kg_swapper *w, const struct spare *s, struct kg_error *err)
+{
+    const struct kg_sched_ops *ops = s->choice.ref.plugin->ops;
+    int rc = ops->open(&s->host->host, s->choice.conf, w->stack->conf->engine.max_requests,
+                       &w->opened.sched, err);
+
+    if (rc == KG_OK)
+        w->opened.sched_ops = ops;
+    return rc;
+}
+
+static int open_spec(struct kg_swapper *w, const struct spare *s, struct kg_error *err)
+{
+    const struct kg_spec_ops *ops = s->choice.ref.plugin->ops;
+    uint64_t caps = s->choice.ref.plugin->caps;
+
+    if ((caps & (KG_SPEC_CAP_HOST | KG_SPEC_CAP_MODEL)) != 0 &&
+        (w->stack->desc.caps & KG_EXEC_CAP_VERIFY) == 0)
+        return kg_fail(err, KG_ECONFIG, "this backend cannot verify drafts");
+    if ((caps & KG_SPEC_CAP_MODEL) != 0 && w->stack->desc.draft_block == 0)
+        return kg_fail(err, KG_ECONFIG,
+                       "it needs a drafter, and none was loaded at start ([model] draft)");
+    int rc = ops->open(&s->host->host, s->choice.conf, w->stack->conf->engine.max_seqs,
+                       w->stack->desc.draft_block, &w->opened.spec, err);
+    if (rc == KG_OK) {
+        w->opened.spec_ops = ops;
+        w->opened.spec_caps = caps;
+    }
+    return rc;
+}
+
+/* Finds and opens the plugin of one kind, unless it is active. */
+static int prepare(struct kg_swapper *w, uint32_t kind, const char *word, struct kg_error *err)
+{
+    struct spare *s = NULL;
+
+    w->coming[kind] = NULL;
+    if (word == NULL)
+        return KG_OK;
+    int rc = find(w, kind, word, &s, err);
+    if (rc != KG_OK || s == w->active[kind])
+        return rc;
+    rc = kind == KG_KIND_SCHED ? open_sched(w, s, err) : open_spec(w, s, err);
+    if (rc == KG_OK)
+        w->coming[kind] = s;
+    return rc;
+}
+
+int kg_swapper_swap(struct kg_swapper *w, const char *sched, const char *spec, const char **field,
+                    struct kg_error *err)
+{
+    if (w->under_way) {
+        *field = "";
+        return kg_fail(err, KG_EAGAIN, "another change of plugins is under way");
+    }
+    w->opened = (struct kg_engine_swap){0};
+    *field = "sched";
+    int rc = prepare(w, KG_KIND_SCHED, sched, err);
+    if (rc == KG_OK) {
+        *field = "spec";
+        rc = prepare(w, KG_KIND_SPEC, spec, err);
+    }
+    if (rc == KG_OK && w->coming[KG_KIND_SCHED] == NULL && w->coming[KG_KIND_SPEC] == NULL)
+        return 0;
+    w->swap = w->opened;
+    if (rc == KG_OK)
+        rc = kg_engine_swap(w->stack->engine, &w->swap, err);
+    if (rc != KG_OK) {
+        close_both(&w->opened);
+        return rc;
+    }
+    w->under_way = true;
+    return 1;
+}
+
+void kg_swapper_done(struct kg_swapper *w)
+{
+    struct kg_engine_parts *p = &w->stack->parts;
+
+    if (!w->under_way)
+        return;
+    close_both(&w->swap); /* the engine left the old ones there */
+    if (w->coming[KG_KIND_SCHED] != NULL) {
+        w->active[KG_KIND_SCHED] = w->coming[KG_KIND_SCHED];
+        p->sched_ops = w->opened.sched_ops;
+        p->sched = w->opened.sched;
+    }
+    if (w->coming[KG_KIND_SPEC] != NULL) {
+        w->active[KG_KIND_SPEC] = w->coming[KG_KIND_SPEC];
+        p->spec_ops = w->opened.spec_ops;
+        p->spec = w->opened.spec;
+        p->spec_caps = w->opened.spec_caps;
+    }
+    w->under_way = false;
+}
+
+/* --- what is there --- */
+
+struct listing {
+    struct kg_buf *b;
+    bool more;
+};
+
+static void put_str(struct kg_buf *b, const char *s)
+{
+    (void)kg_buf_json_str(b, s, strlen(s));
+}
+
+static void list_one(void *ctx, uint32_t kind, const char *name, const struct kg_plugin_ref *ref,
+                     const struct kg_error *err)
+{
+    struct listing *l = ctx;
+
+    (void)kind;
+    (void)kg_buf_puts(l->b, l->more ? ",{\"name\":" : "{\"name\":");
+    l->more = true;
+    put_str(l->b, name);
+    if (ref != NULL) {
+        (void)kg_buf_puts(l->b, ",\"version\":");
+        put_str(l->b, ref->plugin->version);
+        (void)kg_buf_puts(l->b, ",\"summary\":");
+        put_str(l->b, ref->plugin->summary);
+    } else {
+        (void)kg_buf_puts(l->b, ",\"refused\":");
+        put_str(l->b, err->text);
+    }
+    (void)kg_buf_putc(l->b, '}');
+}
+
+static const char *active_name(const struct kg_swapper *w, uint32_t kind)
+{
+    const struct kg_choice *c =
+        w->active[kind] != NULL ? &w->active[kind]->choice : kg_config_choice(w->config, kind);
+
+    return c->ref.plugin != NULL ? c->ref.plugin->name : NULL;
+}
+
+int kg_swapper_write(const struct kg_swapper *w, struct kg_buf *b, struct kg_error *err)
+{
+    static const uint32_t kinds[] = {KG_KIND_SCHED, KG_KIND_SPEC};
+    int rc = KG_OK;
+
+    (void)kg_buf_puts(b, "{\"active\":{");
+    for (uint32_t kind = KG_KIND_POOL, n = 0; kind < KG_PLUGIN_KINDS; kind++) {
+        if (active_name(w, kind) == NULL)
+            continue;
+        (void)kg_buf_printf(b, "%s\"%s\":", n++ > 0 ? "," : "", kg_plugin_kind_name(kind));
+        put_str(b, active_name(w, kind));
+    }
+    (void)kg_buf_putc(b, '}');
+    for (size_t i = 0; rc == KG_OK && i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        struct listing l = {.b = b};
+        (void)kg_buf_printf(b, ",\"%s\":[", kg_plugin_kind_name(kinds[i]));
+        rc = kg_plugin_scan_kind(kg_config_plugin_dir(w->config), kinds[i], list_one, &l, err);
+        (void)kg_buf_putc(b, ']');
+    }
+    (void)kg_buf_puts(b, "}\n");
+    return rc;
+}
