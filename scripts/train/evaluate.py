@@ -1,0 +1,190 @@
+#!/usr/bin/python3
+"""Acceptance of a drafter on held-out texts of the target, by domain and rule, and calibration.
+
+    evaluate.py --run RUN --name draft [--split test|calib] [--limit 40] [--exported DIR]
+
+Texts: RUN's answers of that split at temperature 0 (rule greedy) and 0.8 (rules coupled, rejection,
+block). For every position of an answer the drafter makes a block, and the rounds that decoding
+would take are walked (accept.py). Writes RUN/NAME.SPLIT.json and prints tables.
+"""
+import argparse
+import json
+import os
+
+import blas
+if __name__ == "__main__":
+    blas.setup()
+import numpy as np
+import torch
+
+import accept
+import drafter as drafter_module
+import prepare
+import target as target_module
+import tensors
+
+RULES = {0.0: ["greedy"], 0.8: ["coupled", "rejection", "block"]}
+
+
+def open_drafter(args, target):
+    """The averaged weights of a checkpoint, or an exported folder."""
+    if args.exported:
+        cfg = json.load(open(os.path.join(args.exported, "config.json")))
+        weights = tensors.load(os.path.join(args.exported, "model.safetensors"))
+    else:
+        ck = torch.load(os.path.join(args.run, args.name + ".pt"))
+        cfg, weights = ck["config"], {n: tensors.as_bf16(t) for n, t in ck["average"].items()}
+    return drafter_module.Drafter(cfg, weights, target.embedding, target.head)
+
+
+def blocks(model, seq, anchors):
+    """One text: hidden [A, g, d] of the blocks at these anchors (positions in the text)."""
+    n = len(seq["ids"])
+    pos = torch.arange(n).unsqueeze(0)
+    ids = torch.tensor(seq["ids"])
+    at = torch.tensor(anchors)
+    allowed = (torch.arange(n) < at.unsqueeze(1)).unsqueeze(0)
+    ctx = model.context(seq["taps"].unsqueeze(0), pos)
+    return model.block(ctx, allowed, ids[at].unsqueeze(0), at.unsqueeze(0))[0]
+
+
+@torch.no_grad()
+def judge(model, target, seq, rng):
+    """Everything about one text: per anchor and row z, 1 - TV, and what each rule keeps."""
+    ids, n, g = seq["ids"], len(seq["ids"]), model.gamma
+    begin, t = seq["prompt"], seq["temperature"]
+    anchors = list(range(begin, n - 1))
+    h = blocks(model, seq, anchors)
+    step = torch.tensor(anchors).unsqueeze(1) + torch.arange(g)
+    valid = step + 1 < n
+    prev = torch.tensor(ids)[step.clamp(max=n - 1)]
+    z = model.confidence(h, prev).numpy()
+    u = model.logits(h, prev)                                 # [A, g, V]
+    x = seq["hidden"] @ target.head.t()                       # [n, V]
+    label = torch.tensor(ids)[(step + 1).clamp(max=n - 1)]
+    row = step.clamp(max=n - 1)
+    keep, out = {}, {"z": z, "anchors": anchors, "valid": valid.numpy()}
+    if t == 0.0:
+        keep["greedy"] = (u.argmax(-1) == label).numpy()
+        agree = x[begin - 1:n - 1].argmax(-1).numpy() == np.array(ids[begin:])
+        scale = 1.0
+    else:
+        g_noise = torch.from_numpy(accept.noise(seq["seed"], range(n + g + 1), model.head.shape[0]))
+        pick = (u.double() / t + g_noise[step + 1]).argmax(-1)
+        keep["coupled"] = (pick == label).numpy()
+        again = (x[begin - 1:n - 1].double() / t + g_noise[begin:n]).argmax(-1).numpy()
+        agree, scale = again == np.array(ids[begin:]), t
+    logp, logq = (x / scale).log_softmax(-1), (u / scale).log_softmax(-1)
+    if t > 0:
+        py = logp[row].gather(2, label.unsqueeze(2)).squeeze(2).exp().double().numpy()
+        qy = logq.gather(2, label.unsqueeze(2)).squeeze(2).exp().double().numpy()
+        draw = rng.random(py.shape)
+        keep["rejection"] = draw < accept.rejection(py, qy)
+        keep["block"] = draw < accept.block(py, qy)
+    tv = 1 - 0.5 * (logq.exp() - logp.exp()[row]).abs().sum(-1)
+    out.update(keep=keep, tv=tv.numpy(), agree=agree)
+    return out
+
+
+def rounds_of(judged, seq, rule, gamma):
+    """-> z [R, g], kept [R], room [R] of the rounds walked"""
+    begin, n = seq["prompt"], len(seq["ids"])
+    keep = np.zeros((n, gamma), bool)
+    keep[begin:n - 1] = judged["keep"][rule] & judged["valid"]
+    rounds = accept.walk(keep, begin, n, gamma)
+    at = [r[0] - begin for r in rounds]
+    return judged["z"][at], np.array([r[2] for r in rounds]), np.array([r[1] for r in rounds])
+
+
+def by_position(kept, room, gamma):
+    """Acceptance of draft k given that those before it were kept."""
+    out = []
+    for k in range(gamma):
+        tried = (kept >= k) & (room > k)
+        out.append(float((kept[tried] > k).mean()) if tried.any() else float("nan"))
+    return out
+
+
+def calibration(z, kept, room, temps):
+    """Mean over k of the calibration error of survivals, predicted / observed length, AUC."""
+    s = accept.survival(z, temps)
+    errors = [accept.ece(s[room > k][:, k], kept[room > k] > k) for k in range(z.shape[1])
+              if (room > k).any()]
+    whole = room == z.shape[1]
+    tried = [(kept >= k) & (room > k) for k in range(z.shape[1])]
+    score = np.concatenate([z[m][:, k] for k, m in enumerate(tried)])
+    hit = np.concatenate([kept[m] > k for k, m in enumerate(tried)])
+    return {"ece": float(np.mean(errors)), "auc": accept.auc(score, hit),
+            "predicted": 1 + float(s[whole].sum(1).mean()),
+            "observed": 1 + float(kept[whole].mean())}
+
+
+def main():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--run", required=True)
+    ap.add_argument("--name", default="draft")
+    ap.add_argument("--exported", default="")
+    ap.add_argument("--model", default="tests/models/k3-tiny")
+    ap.add_argument("--split", default="test")
+    ap.add_argument("--limit", type=int, default=40, help="texts per domain and temperature")
+    ap.add_argument("--fit", action="store_true", help="also fit temperatures")
+    args = ap.parse_args()
+    torch.set_num_threads(1)
+    blas.check()
+    target = target_module.Target(args.model)
+    model = open_drafter(args, target)
+    g = model.gamma
+    rows, _ = prepare.answers(args.run, args.split)
+    rng = np.random.default_rng(11)
+    found, agree, offline = {}, [], {}
+    for domain in ("fiction", "code", "json"):
+        for t, rules in RULES.items():
+            part = [r for r in rows if r["domain"] == domain and r["temperature"] == t]
+            limit = args.limit * (3 if domain == "json" else 1)
+            part = sorted(part[:limit], key=lambda r: len(r["ids"]))
+            prepare.run_target(target, part, model.cfg["target_layer_ids"])
+            for seq in part:
+                judged = judge(model, target, seq, rng)
+                agree.append(judged["agree"])
+                whole = judged["valid"].all(1)
+                if t > 0:
+                    offline.setdefault(domain, []).append(
+                        judged["tv"][whole].cumprod(1).sum(1))
+                for rule in rules:
+                    found.setdefault((domain, rule), []).append(rounds_of(judged, seq, rule, g))
+                seq.clear()
+    report = {"split": args.split, "gamma": g, "rules": {}, "offline_tau": {},
+              "same_pick": float(np.concatenate(agree).mean()), "picks": int(sum(map(len, agree)))}
+    print("target's picks equal to the server's: %.5f of %d" % (report["same_pick"], report["picks"]))
+    for domain, x in offline.items():
+        report["offline_tau"][domain] = 1 + float(np.concatenate(x).mean())
+    join = lambda keys: [np.concatenate([r[i] for k in keys for r in found[k]]) for i in range(3)]
+    temps = {}
+    for rule in ("greedy", "coupled", "rejection", "block"):
+        keys = [k for k in found if k[1] == rule]
+        if args.fit:
+            temps[rule] = accept.fit_temperatures(*join(keys))
+        elif "sts_temperatures" in model.cfg:
+            temps[rule] = model.cfg["sts_temperatures"][rule]
+        for key in keys + [("all", rule)]:
+            z, kept, room = join(keys if key[0] == "all" else [key])
+            entry = {"rounds": len(kept), "tokens_per_round": float(np.minimum(kept + 1, room).mean()),
+                     "by_position": by_position(kept, room, g),
+                     "raw": calibration(z, kept, room, [1.0] * g)}
+            if rule in temps:
+                entry["scaled"] = calibration(z, kept, room, temps[rule])
+            report["rules"]["%s/%s" % key] = entry
+            c = entry.get("scaled", entry["raw"])
+            print("%-8s %-10s %6d rounds %5.2f  %s  ece %.3f -> %.3f  auc %.2f  predicted %.2f of %.2f"
+                  % (key[0], rule, entry["rounds"], entry["tokens_per_round"],
+                     " ".join("%.2f" % x for x in entry["by_position"]), entry["raw"]["ece"],
+                     c["ece"], c["auc"], c["predicted"], c["observed"]), flush=True)
+    report["temperatures"] = temps
+    print("offline tau at 0.8", report["offline_tau"], "temperatures", temps)
+    path = os.path.join(args.run, "%s.%s.json" % (args.name, args.split))
+    with open(path, "w") as f:
+        json.dump(report, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()
