@@ -87,7 +87,7 @@ static int read_pair(struct reader *r, const char *key, char *value)
 }
 
 /* Comment and blanks off both ends; runs of blanks become one. */
-static char *clean(char *s)
+char *sim_clean(char *s)
 {
     char *out = s;
     const char *in = s + strspn(s, " \t");
@@ -115,7 +115,7 @@ static int read_lines(struct reader *r, FILE *f)
         if (strchr(buf, '\n') == NULL && !feof(f)) {
             return BAD(r, "%s", "a line over 255 bytes");
         }
-        char *rest = clean(buf), *key;
+        char *rest = sim_clean(buf), *key;
         if (rest[0] == '\0') {
             continue;
         }
