@@ -24,6 +24,8 @@ struct replay {
     struct kg_trace *trace;
     struct kg_expand *expand;
     int answers_fd; /* file of answers for exec-sim; -1 none */
+    int explain;    /* --explain */
+    int explain_fd; /* file in which exec-sim says what its steps were made of; -1 none */
     struct kg_results_about about;
     struct kg_error *err;
     uint64_t began_ns; /* real time, for progress */
@@ -145,6 +147,8 @@ static int parse(struct replay *r, int argc, char **argv)
         {"--ttft-slo", "MS", "goodput counts requests with at most this time to first token",
          &w.ttft_slo, NULL},
         {"--tpot-slo", "MS", "and at most this time per output token", &w.tpot_slo, NULL},
+        {"--explain", NULL, "exec-sim: what the steps were made of, on standard error", NULL,
+         &r->explain},
         {0},
     };
     int rc = kg_cmd_parse(r->line, argc, argv,
@@ -224,13 +228,18 @@ static int write_answers(struct replay *r)
     }
     uint32_t *tokens = malloc((size_t)longest * sizeof(*tokens));
     if (rc == KG_OK && tokens != NULL) {
-        memcpy(head, "KGANSW01", 8);
+        memcpy(head, "KGANSW02", 8);
         head[1] = t->n;
         rc = write_all(r->answers_fd, head, ((size_t)t->n + 3) * sizeof(*head));
     }
     for (uint32_t i = 0; rc == KG_OK && tokens != NULL && i < t->n; i++) {
         kg_expand_answer(r->expand, i, tokens);
         rc = write_all(r->answers_fd, tokens, t->reqs[i].n_output * sizeof(*tokens));
+    }
+    for (uint32_t i = 0; rc == KG_OK && tokens != NULL && i < t->n; i++) {
+        char domain[24] = {0};
+        (void)snprintf(domain, sizeof(domain), "%s", t->text + t->reqs[i].domain_at);
+        rc = write_all(r->answers_fd, domain, sizeof(domain));
     }
     rc = rc == KG_OK && tokens == NULL ? KG_ENOMEM : rc;
     free(tokens);
@@ -243,7 +252,7 @@ static int write_answers(struct replay *r)
 /* The configuration; under exec-sim with the file of answers added, unless it names its own. */
 static int configure(struct replay *r, struct kg_config **config)
 {
-    char answers[64];
+    char answers[64], explain[64];
     struct kg_cmd_line line = *r->line;
     const char *source;
 
@@ -263,6 +272,12 @@ static int configure(struct replay *r, struct kg_config **config)
     }
     (void)snprintf(answers, sizeof(answers), "exec-sim.answers=/proc/self/fd/%d", r->answers_fd);
     line.sets[line.n_sets++] = answers;
+    if (r->explain && line.n_sets < KG_CMD_SETS) {
+        r->explain_fd = memfd_create("kedge-explain", MFD_CLOEXEC);
+        (void)snprintf(explain, sizeof(explain), "exec-sim.explain=/proc/self/fd/%d",
+                       r->explain_fd);
+        line.sets[line.n_sets++] = explain;
+    }
     line.quiet = 1; /* it was read once and said what it had to say */
     kg_config_destroy(*config);
     *config = NULL;
@@ -511,11 +526,30 @@ static int replay(struct replay *r, const struct kg_config *config)
     return rc;
 }
 
+/* What exec-sim wrote of its steps, of the last pass. */
+static void show_explain(const struct replay *r)
+{
+    char buf[4096];
+    ssize_t n;
+
+    if (r->explain && r->explain_fd < 0) {
+        (void)fputs("kedge: --explain: only exec-sim can tell\n", stderr);
+    }
+    for (off_t at = 0; r->explain_fd >= 0 && (n = pread(r->explain_fd, buf, sizeof(buf), at)) > 0;
+         at += n) {
+        (void)fwrite(buf, 1, (size_t)n, stderr);
+    }
+    if (r->explain_fd >= 0) {
+        (void)close(r->explain_fd);
+    }
+}
+
 int kg_cmd_replay(int argc, char **argv)
 {
     struct kg_cmd_line line;
     struct kg_error err = {0};
-    struct replay r = {.line = &line, .seed = 1, .stretch = 1, .answers_fd = -1, .err = &err};
+    struct replay r = {
+        .line = &line, .seed = 1, .stretch = 1, .answers_fd = -1, .explain_fd = -1, .err = &err};
     struct kg_config *config = NULL;
 
     int status = parse(&r, argc, argv);
@@ -532,6 +566,7 @@ int kg_cmd_replay(int argc, char **argv)
     kg_expand_destroy(r.expand);
     kg_trace_free(r.trace);
     kg_config_destroy(config);
+    show_explain(&r);
     if (r.answers_fd >= 0) {
         (void)close(r.answers_fd);
     }

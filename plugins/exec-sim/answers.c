@@ -10,12 +10,13 @@ static int check(const char *path, uint32_t vocab, struct sim_answers *a, struct
 {
     const char *p = a->map;
     uint64_t n;
+    int domains = a->bytes >= 24 && memcmp(p, "KGANSW02", 8) == 0;
 
-    if (a->bytes < 24 || memcmp(p, "KGANSW01", 8) != 0) {
+    if (a->bytes < 24 || (!domains && memcmp(p, "KGANSW01", 8) != 0)) {
         return kg_fail(err, KG_ECONFIG, "%s: no file of answers", path);
     }
     memcpy(&n, p + 8, sizeof(n));
-    if (n > (a->bytes - 24) / 8) {
+    if (n > (a->bytes - 24) / (domains ? 8 + SIM_ANSWER_DOMAIN : 8)) {
         return kg_fail(err, KG_ECONFIG, "%s: %llu answers in %zu bytes", path,
                        (unsigned long long)n, a->bytes);
     }
@@ -28,9 +29,17 @@ static int check(const char *path, uint32_t vocab, struct sim_answers *a, struct
                            (unsigned long long)i + 1);
         }
     }
-    if (a->start[0] != 0 || a->start[n] != (a->bytes - 24 - 8 * n) / 4) {
+    uint64_t names = domains ? n * SIM_ANSWER_DOMAIN : 0;
+    if (a->start[0] != 0 || a->start[n] != (a->bytes - 24 - 8 * n - names) / 4) {
         return kg_fail(err, KG_ECONFIG, "%s: %llu tokens in %zu bytes", path,
                        (unsigned long long)a->start[n], a->bytes);
+    }
+    a->domains = domains ? (const char *)(a->tokens + a->start[n]) : NULL;
+    for (uint64_t i = 0; domains && i < n; i++) {
+        if (a->domains[i * SIM_ANSWER_DOMAIN + SIM_ANSWER_DOMAIN - 1] != '\0') {
+            return kg_fail(err, KG_ECONFIG, "%s: domain %llu does not end", path,
+                           (unsigned long long)i + 1);
+        }
     }
     for (uint64_t i = 0; i < a->start[n]; i++) {
         if (a->tokens[i] >= vocab) {
@@ -84,4 +93,11 @@ const uint32_t *sim_answers_find(const struct sim_answers *a, uint64_t seed, uin
     }
     *n = (uint32_t)(a->start[seed] - a->start[seed - 1]);
     return a->tokens + a->start[seed - 1];
+}
+
+const char *sim_answers_domain(const struct sim_answers *a, uint64_t seed)
+{
+    return a->domains != NULL && seed != 0 && seed <= a->n
+               ? a->domains + (seed - 1) * SIM_ANSWER_DOMAIN
+               : "";
 }

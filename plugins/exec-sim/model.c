@@ -73,16 +73,18 @@ static struct sim_value reduce(const struct sim_model *m, double bytes)
 {
     struct sim_value best = {INFINITY, SIM_ASSUMED};
 
-    for (uint32_t i = 0; i < m->n_reduce; i++) {
-        struct sim_value v = sim_curve_at(m->reduce[i], bytes);
-        if (v.us < best.us) {
-            best = v;
-        }
-    }
     if (m->n_reduce == 0) {
         return (struct sim_value){0, SIM_MEASURED};
     }
-    best.class = best.class > m->reduce_class ? best.class : m->reduce_class;
+    for (uint32_t i = 0; i < m->n_reduce; i++) {
+        struct sim_value v = sim_curve_at(m->reduce[i], bytes);
+        if (m->doublings > 0) {
+            double half = m->reduce_half[i] != NULL ? sim_curve_at(m->reduce_half[i], bytes).us : 0;
+            v.us *= half > 0 && half < v.us ? pow(v.us / half, m->doublings) : 1;
+            v.class = SIM_EXTRAPOLATED;
+        }
+        best = v.us < best.us ? v : best;
+    }
     return best;
 }
 

@@ -9,10 +9,12 @@
  * share the experts; dcp splits the cache of full attention over its ranks, which then hold all
  * heads of the group; pp runs the layers on so many groups of ranks, one after the other.
  *
- * Terms without a measured kernel: elementwise work takes bytes / (0.8 bandwidth) + 3 us a kernel,
- * a transfer 10 us + bytes / link. Projections of an unmeasured shape take the utilisation of the
- * three nearest ones; those of 8 and 4 bit weights the utilisation of 16 bit ones. Experts of
- * another model than K3 take K3's time beyond its floor, in proportion to weights and operations.
+ * Collectives of more ranks than were measured grow with each doubling of ranks as they did with
+ * the last one that was. Terms without a measured kernel: elementwise work takes bytes / (0.8
+ * bandwidth) + 3 us a kernel, a transfer 10 us + bytes / link. Projections of an unmeasured shape
+ * take the utilisation of the three nearest ones; those of 8 and 4 bit weights the utilisation of
+ * 16 bit ones. Experts of another model than K3 take K3's time beyond its floor, in proportion to
+ * weights and operations.
  */
 #ifndef KEDGE_EXEC_SIM_MODEL_H
 #define KEDGE_EXEC_SIM_MODEL_H
@@ -79,8 +81,10 @@ struct sim_model {
     struct sim_grid mla_gen, mla_ctx;      /* over heads, then batch, then length */
     struct sim_family bmm[2];
     struct sim_family draft_attn; /* over batch, then length */
-    const struct sim_curve *reduce[8];
-    uint32_t n_reduce, reduce_class;
+    /* collectives, and the same on half the ranks where `doublings` of ranks were not measured */
+    const struct sim_curve *reduce[8], *reduce_half[8];
+    uint32_t n_reduce;
+    double doublings;
     double bandwidth; /* bytes/s that kernels without a table reach */
 };
 

@@ -230,7 +230,8 @@ static int find_experts(struct sim_model *m, struct kg_error *err)
 
 static void find_reduce(struct sim_model *m)
 {
-    static const char *const names[] = {"sglang", "vllm", "trtllm"};
+    static const char *const names[] = {"ar/sglang", "ar/vllm", "ar/trtllm", "nccl/all_reduce"};
+    static const char *const words[] = {"sglang", "vllm", "trtllm", "nccl"};
     uint32_t ranks = m->layout.tp, have = ranks;
     int best = strcmp(m->stack.allreduce, "best") == 0;
     char key[64];
@@ -239,19 +240,16 @@ static void find_reduce(struct sim_model *m)
         return;
     }
     for (; m->n_reduce == 0 && have > 1; have /= 2) {
-        for (uint32_t i = 0; i < 3; i++) {
-            (void)snprintf(key, sizeof(key), "ar/%s/%u", names[i], have);
+        for (uint32_t i = 0; i < 4; i++) {
+            (void)snprintf(key, sizeof(key), "%s/%u", names[i], have);
             const struct sim_curve *c = sim_table_find(&m->table, key);
-            if (c != NULL && (best || strcmp(m->stack.allreduce, names[i]) == 0)) {
+            if (c != NULL && (best || strcmp(m->stack.allreduce, words[i]) == 0)) {
+                (void)snprintf(key, sizeof(key), "%s/%u", names[i], have / 2);
+                m->reduce_half[m->n_reduce] = sim_table_find(&m->table, key);
                 m->reduce[m->n_reduce++] = c;
             }
         }
-        (void)snprintf(key, sizeof(key), "nccl/all_reduce/%u", have);
-        const struct sim_curve *c = sim_table_find(&m->table, key);
-        if (c != NULL && (best || strcmp(m->stack.allreduce, "nccl") == 0)) {
-            m->reduce[m->n_reduce++] = c;
-        }
-        m->reduce_class = have == ranks ? SIM_MEASURED : SIM_EXTRAPOLATED;
+        m->doublings = log2((double)ranks / have);
     }
 }
 

@@ -1,5 +1,6 @@
 /* Opening, units and time of exec-sim; the step is in step.c. */
 #include "sim.h"
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -7,7 +8,36 @@ static const struct kg_opt options[] = {
     {"clock", KG_OPT_ENUM, 0, offsetof(struct sim_conf, clock), "virtual", 0, 0, "virtual|real",
      "Whether a step takes its cost in virtual time (at once) or in real time (for serve)."},
     {"cost", KG_OPT_STR, KG_OPT_PATH, offsetof(struct sim_conf, cost), "", 0, 0, NULL,
-     "File with the table of step times. Relative to the folder of the INI file."},
+     "File with the table of step times. Relative to the folder of the INI file. Either this or "
+     "tables."},
+    {"tables", KG_OPT_STR, KG_OPT_PATH, offsetof(struct sim_conf, tables), "", 0, 0, NULL,
+     "File with measured kernel times of a system, from which steps are composed."},
+    {"stack", KG_OPT_STR, KG_OPT_PATH, offsetof(struct sim_conf, stack), "", 0, 0, NULL,
+     "With tables: file with what an engine's release makes of the kernels. Empty: the kernels one "
+     "after the other."},
+    {"system", KG_OPT_STR, 0, offsetof(struct sim_conf, system), "", 0, 0, NULL,
+     "With tables: the system they must be of. Empty: any."},
+    {"model", KG_OPT_STR, 0, offsetof(struct sim_conf, model), "kimi_k3", 0, 0, NULL,
+     "With tables: shape of the transformer: kimi_k3, kimi_linear, kimi_k2, deepseek_v3, "
+     "minimax_m2, qwen35_397b."},
+    {"tp", KG_OPT_U32, 0, offsetof(struct sim_conf, tp), "8", 1, 1024, NULL,
+     "With tables: ranks that share heads and projections. Unit: ranks."},
+    {"ep", KG_OPT_U32, 0, offsetof(struct sim_conf, ep), "1", 1, 1024, NULL,
+     "With tables: ranks the experts are dealt to whole; 1: each is split over tp. Unit: ranks."},
+    {"pp", KG_OPT_U32, 0, offsetof(struct sim_conf, pp), "1", 1, 128, NULL,
+     "With tables: stages, run one after the other. Unit: stages."},
+    {"dcp", KG_OPT_U32, 0, offsetof(struct sim_conf, dcp), "1", 1, 1024, NULL,
+     "With tables: ranks the cache of full attention is dealt to. Unit: ranks."},
+    {"dp", KG_OPT_U32, 0, offsetof(struct sim_conf, dp), "1", 1, 1024, NULL,
+     "With tables: groups of tp ranks that share experts and split sequences. Unit: groups."},
+    {"kv", KG_OPT_ENUM, 0, offsetof(struct sim_conf, fp8_kv), "bf16", 0, 0, "bf16|fp8",
+     "With tables: type of the cache of full attention."},
+    {"acceptance", KG_OPT_STR, KG_OPT_PATH, offsetof(struct sim_conf, acceptance), "", 0, 0, NULL,
+     "File with profiles of which drafts are right, by domain. Empty: accept."},
+    {"domain", KG_OPT_STR, 0, offsetof(struct sim_conf, domain), "", 0, 0, NULL,
+     "Profile of requests that name none. Empty: the first of the file."},
+    {"explain", KG_OPT_STR, KG_OPT_PATH, offsetof(struct sim_conf, explain), "", 0, 0, NULL,
+     "File written at the end: what the steps were made of. kedge replay --explain sets it."},
     {"answers", KG_OPT_STR, KG_OPT_PATH, offsetof(struct sim_conf, answers), "", 0, 0, NULL,
      "File with the answers of requests by seed; kedge replay sets it. Empty: a script answers."},
     {"family", KG_OPT_STR, 0, offsetof(struct sim_conf, family), "kimi_k3", 0, 0, NULL,
@@ -16,19 +46,20 @@ static const struct kg_opt options[] = {
      "Size of the vocabulary. Unit: tokens."},
     {"max_context", KG_OPT_U32, 0, offsetof(struct sim_conf, max_context), "1048576", 2, 1u << 24,
      NULL, "Longest sequence. Unit: tokens."},
-    {"token_bytes", KG_OPT_U64, 0, offsetof(struct sim_conf, token_bytes), "27648", 1, 1e9, NULL,
-     "One token in a page: all MLA layers, bf16, one rank. Unit: bytes."},
+    {"token_bytes", KG_OPT_U64, 0, offsetof(struct sim_conf, token_bytes), "0", 0, 1e9, NULL,
+     "One token in a page: all MLA layers, one rank. 0: of model and layout. Unit: bytes."},
     {"draft_token_bytes", KG_OPT_U64, 0, offsetof(struct sim_conf, draft_token_bytes), "0", 0, 1e9,
      NULL, "The part of token_bytes that belongs to a drafter. Unit: bytes."},
-    {"state_part_bytes", KG_OPT_U64, 0, offsetof(struct sim_conf, state_part_bytes), "814080", 1,
-     1e12, NULL, "One part of a state (one KDA layer) on one rank. Unit: bytes."},
-    {"recurrent_part_bytes", KG_OPT_U64, 0, offsetof(struct sim_conf, recurrent_part_bytes),
-     "786432", 0, 1e12, NULL,
-     "The recurrent share of a part; the rest is convolution. Unit: bytes."},
-    {"n_state_parts", KG_OPT_U32, 0, offsetof(struct sim_conf, n_state_parts), "69", 1, 4096, NULL,
-     "Parts of a state. Unit: parts."},
-    {"n_mla_layers", KG_OPT_U32, 0, offsetof(struct sim_conf, n_mla_layers), "24", 1, 4096, NULL,
-     "Layers with paged attention. Unit: layers."},
+    {"state_part_bytes", KG_OPT_U64, 0, offsetof(struct sim_conf, state_part_bytes), "0", 0, 1e12,
+     NULL, "One part of a state (one KDA layer) on one rank. 0: of model and layout. Unit: bytes."},
+    {"recurrent_part_bytes", KG_OPT_U64, 0, offsetof(struct sim_conf, recurrent_part_bytes), "0", 0,
+     1e12, NULL,
+     "The recurrent share of a part; the rest is convolution. Taken of the model with "
+     "state_part_bytes 0. Unit: bytes."},
+    {"n_state_parts", KG_OPT_U32, 0, offsetof(struct sim_conf, n_state_parts), "0", 0, 4096, NULL,
+     "Parts of a state. 0: of model and layout. Unit: parts."},
+    {"n_mla_layers", KG_OPT_U32, 0, offsetof(struct sim_conf, n_mla_layers), "0", 0, 4096, NULL,
+     "Layers with paged attention. 0: of the model. Unit: layers."},
     {"page_tokens_align", KG_OPT_U32, 0, offsetof(struct sim_conf, page_tokens_align), "1", 1, 4096,
      NULL, "The page size is a multiple of this. Unit: tokens."},
     {"draft_block", KG_OPT_U32, 0, offsetof(struct sim_conf, draft_block), "0", 0, 64, NULL,
@@ -82,6 +113,13 @@ static void close_sim(struct kg_exec *x)
         return;
     }
     const struct kg_host *host = x->host;
+    if (x->conf.explain[0] != '\0' && x->timing.n_steps > 0) {
+        struct kg_error err = {0};
+        if (sim_timing_explain(&x->timing, x->conf.explain, &err) != KG_OK) {
+            host->log(host->ctx, KG_LOG_WARN, "exec-sim: %s", err.text);
+        }
+    }
+    sim_timing_close(&x->timing);
     sim_answers_close(&x->answers);
     put(x, x->slots, x->max_seqs, sizeof(*x->slots));
     put(x, x->drafts, x->max_seqs * ((size_t)x->max_draft + 1), sizeof(uint32_t));
@@ -120,10 +158,40 @@ static int alloc_open(struct kg_exec *x)
     return KG_OK;
 }
 
-/* Everything open can find wrong before memory is taken; reads the cost table. */
-static int check_open(const struct sim_conf *c, const struct kg_exec_open *args,
-                      struct sim_cost *cost, struct kg_error *err)
+/* Sizes that were not given are those of the model as it lies on one rank. */
+static int fill_sizes(struct sim_conf *c, struct kg_error *err)
 {
+    const struct sim_shape *s = sim_shape_find(c->model);
+
+    if (s == NULL) {
+        return kg_fail(err, KG_ECONFIG, "[exec-sim] model: no shape \"%s\" is known", c->model);
+    }
+    double heads = s->linear_heads / c->tp, layers = s->mla_layers + s->gqa_layers;
+    double token = s->mla_layers * 576 * (c->fp8_kv ? 1 : 2) / c->dcp;
+    double kv = s->gqa_kv > c->tp ? s->gqa_kv / c->tp : 1;
+    token += s->gqa_layers * 2 * kv * s->gqa_dim * (c->fp8_kv ? 1 : 2);
+    if (c->token_bytes == 0) {
+        c->token_bytes = (uint64_t)ceil(token / c->pp);
+    }
+    if (c->n_mla_layers == 0) {
+        c->n_mla_layers = (uint32_t)layers;
+    }
+    if (c->n_state_parts == 0) {
+        c->n_state_parts = s->linear_layers > 0 ? (uint32_t)ceil(s->linear_layers / c->pp) : 1;
+    }
+    if (c->state_part_bytes == 0) { /* S in 32 bits; three inputs of a convolution 4 wide in 16 */
+        double width = ceil(heads) * s->linear_dim;
+        c->recurrent_part_bytes = s->linear_layers > 0 ? (uint64_t)(width * s->linear_dim * 4) : 64;
+        c->state_part_bytes = c->recurrent_part_bytes + (uint64_t)(width * 3 * 3 * 2);
+    }
+    return KG_OK;
+}
+
+/* Everything open can find wrong before memory is taken; reads the files. */
+static int check_open(struct kg_exec *x, const struct kg_exec_open *args, struct kg_error *err)
+{
+    const struct sim_conf *c = &x->conf;
+
     if (args->max_seqs == 0 || args->max_rows == 0) {
         return kg_fail(err, KG_ECONFIG, "exec-sim: max_seqs %u and max_rows %u must be above 0",
                        args->max_seqs, args->max_rows);
@@ -138,15 +206,18 @@ static int check_open(const struct sim_conf *c, const struct kg_exec_open *args,
                        "exec-sim: recurrent_part_bytes and draft_token_bytes are parts of "
                        "state_part_bytes and token_bytes");
     }
-    if (c->cost[0] == '\0') {
-        return kg_fail(err, KG_ECONFIG, "[exec-sim] cost: name the file with the step times");
-    }
-    int rc = sim_cost_read(c->cost, cost, err);
-    if (rc == KG_OK && args->max_rows > cost->rows[cost->n - 1]) {
-        return kg_fail(err, KG_ECONFIG,
-                       "%s: the table ends at %u rows, [engine] step_tokens is %u; nothing is "
-                       "guessed beyond it",
-                       c->cost, cost->rows[cost->n - 1], args->max_rows);
+    const struct sim_timing_conf timing = {
+        .cost = c->cost,
+        .tables = c->tables,
+        .stack = c->stack,
+        .model = c->model,
+        .system = c->system,
+        .layout = {c->tp, c->ep, c->pp, c->dcp, c->dp, c->fp8_kv ? "fp8" : "bfloat16", 0, 0},
+        .max_rows = args->max_rows};
+    int rc = sim_timing_open(&x->timing, &timing, err);
+    sim_acceptance_plain(&x->acceptance, c->accept);
+    if (rc == KG_OK && c->acceptance[0] != '\0') {
+        rc = sim_acceptance_read(c->acceptance, &x->acceptance, err);
     }
     return rc;
 }
@@ -154,21 +225,23 @@ static int check_open(const struct sim_conf *c, const struct kg_exec_open *args,
 static int open_sim(const struct kg_host *host, const void *conf, const struct kg_exec_open *args,
                     struct kg_exec **exec, struct kg_error *err)
 {
-    const struct sim_conf *c = conf;
-    struct sim_cost cost;
-
-    int rc = check_open(c, args, &cost, err);
-    if (rc != KG_OK) {
-        return rc;
-    }
     struct kg_exec *x = host->alloc(host->ctx, sizeof(*x), 64);
+
     if (x == NULL) {
         return kg_fail(err, KG_ENOMEM, "exec-sim: no memory for %zu bytes", sizeof(*x));
     }
     memset(x, 0, sizeof(*x));
     x->host = host;
-    x->conf = *c;
-    x->cost = cost;
+    x->conf = *(const struct sim_conf *)conf;
+    const struct sim_conf *c = &x->conf;
+    int rc = fill_sizes(&x->conf, err);
+    if (rc == KG_OK) {
+        rc = check_open(x, args, err);
+    }
+    if (rc != KG_OK) {
+        close_sim(x);
+        return rc;
+    }
     x->max_seqs = args->max_seqs;
     x->max_rows = args->max_rows;
     x->max_context = c->max_context;
@@ -212,7 +285,7 @@ static void describe(const struct kg_exec *x, struct kg_exec_desc *d)
         .draft_block = c->draft_block,
         .max_draft = x->max_draft,
         .family = c->family,
-        .kernels = x->cost.name,
+        .kernels = x->timing.name,
         .math = "",
     };
 }
@@ -364,13 +437,19 @@ static int profile(struct kg_exec *x, uint32_t n_seqs, uint32_t rows, uint32_t c
         context > x->max_context) {
         return KG_EINVAL;
     }
-    struct sim_work w = {.rows = rows};
+    struct sim_load w = {0};
     if (rows > n_seqs * (1 + x->max_draft)) { /* longer than a window: prompts */
-        w.prefill_context = (double)rows * (context + ((double)rows / n_seqs - 1) / 2);
+        double each = (double)rows / n_seqs;
+        w.prompts = w.samples = n_seqs;
+        w.prompt_rows = rows;
+        w.pairs = rows * (context + (each - 1) / 2);
+        w.prompt_us = n_seqs * sim_timing_prompt(&x->timing, context, each);
     } else {
-        w.decode_context = (double)n_seqs * context;
+        w.seqs = n_seqs;
+        w.rows = w.samples = rows;
+        w.context = (double)n_seqs * context;
     }
-    *step_ns = sim_cost_step(&x->cost, &w);
+    *step_ns = sim_timing_guess(&x->timing, &w);
     return KG_OK;
 }
 
@@ -381,7 +460,9 @@ static int profile_draft(struct kg_exec *x, uint32_t n_seqs, uint32_t n_tokens, 
         n_tokens > x->conf.draft_block || context > x->max_context) {
         return KG_EINVAL;
     }
-    *ns = (uint64_t)(x->cost.draft_ns + 0.5);
+    const struct sim_load w = {
+        .seqs = n_seqs, .context = (double)n_seqs * context, .drafts = (double)n_seqs * n_tokens};
+    *ns = sim_timing_guess(&x->timing, &w);
     return KG_OK;
 }
 

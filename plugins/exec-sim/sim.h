@@ -1,8 +1,9 @@
 /*
  * exec-sim: a backend that computes nothing and holds nothing, but takes the time a real one would.
- * Step times come from a cost table (cost.h), answers from a file of kedge replay (answers.h) or
- * from a script. Pages have no bytes; a state remembers the length it stands for, so that a state
- * resumed at another length is an error with a text.
+ * Step times come from measured kernels (model.h) or a cost table (cost.h), which drafts are right
+ * from profiles (accept.h), answers from a file of kedge replay (answers.h) or from a script. Pages
+ * have no bytes; a state remembers the length it stands for, so that a state resumed at another
+ * length is an error with a text.
  *
  * Script, where no answer is given: the token at position p is
  *     mix(seed + p * 0x9e3779b97f4a7c15) scaled to the vocabulary
@@ -12,13 +13,16 @@
 #ifndef KEDGE_EXEC_SIM_SIM_H
 #define KEDGE_EXEC_SIM_SIM_H
 
+#include "accept.h"
 #include "answers.h"
-#include "cost.h"
+#include "timing.h"
 #include <kedge/exec.h>
 
 struct sim_conf {
     uint32_t clock; /* 0 virtual, 1 real */
     const char *cost, *answers, *family;
+    const char *tables, *stack, *model, *system, *acceptance, *domain, *explain;
+    uint32_t tp, ep, pp, dcp, dp, fp8_kv;
     uint32_t vocab, max_context, n_state_parts, n_mla_layers, page_tokens_align, draft_block;
     uint64_t token_bytes, draft_token_bytes, state_part_bytes, recurrent_part_bytes;
     double accept;
@@ -34,14 +38,15 @@ struct sim_slot {
     uint32_t *drafts;       /* [max_draft] */
     uint32_t *history;      /* [max_context] only while the prompt is echoed */
     const uint32_t *answer; /* [n_answer] or NULL */
-    uint32_t n_answer;
+    uint32_t n_answer, domain;
     struct kg_sampling sampling;
 };
 
 struct kg_exec {
     const struct kg_host *host;
     struct sim_conf conf;
-    struct sim_cost cost;
+    struct sim_timing timing;
+    struct sim_acceptance acceptance;
     struct sim_answers answers;
     uint32_t max_seqs, max_rows, max_context, max_draft, max_pages;
     uint32_t bound;
@@ -57,7 +62,7 @@ struct kg_exec {
     struct kg_logprob *logprobs;   /* [n_logprobs] */
     size_t n_logprobs, used_logprobs;
     const struct kg_batch *batch;      /* in flight */
-    struct sim_work work;              /* of the step in flight */
+    struct sim_load load;              /* of the step in flight */
     uint64_t moved_bytes;              /* since the last step */
     uint64_t t_submit, stamp, drafted; /* drafted: rows of draft() since the last step */
     _Atomic uint64_t now_ns;           /* virtual clock */

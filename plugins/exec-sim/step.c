@@ -14,6 +14,8 @@ static void slot_reset(struct kg_exec *x, struct sim_slot *s, const struct kg_se
     s->sampling = *q->sampling;
     s->n_pages = s->n_drafts = 0;
     s->answer = sim_answers_find(&x->answers, q->sampling->seed, &s->n_answer);
+    const char *domain = sim_answers_domain(&x->answers, q->sampling->seed);
+    s->domain = sim_acceptance_find(&x->acceptance, domain[0] != '\0' ? domain : x->conf.domain);
     if (q->flags & KG_SEQ_ECHO) {
         memcpy(s->history, q->history, q->n_history * sizeof(*q->history));
     }
@@ -117,16 +119,22 @@ static void report(struct kg_exec *x, const struct sim_slot *s, const struct kg_
 }
 
 /* What the sequence adds to the step's cost. */
-static void add_work(struct sim_work *w, const struct kg_seq *q)
+static void add_work(struct kg_exec *x, const struct kg_seq *q)
 {
+    struct sim_load *w = &x->load;
     uint32_t n = q->n_rows - q->n_draft;
 
-    w->rows += q->n_rows;
     if (n == 1) {
-        w->decode_context += q->past + 1.0;
+        w->seqs++;
+        w->rows += q->n_rows;
+        w->context += q->past + 1.0;
     } else {
-        w->prefill_context += n * (q->past + 0.5 * (n + 1.0));
+        w->prompts++;
+        w->prompt_rows += n;
+        w->pairs += n * (q->past + 0.5 * (n + 1.0));
+        w->prompt_us += sim_timing_prompt(&x->timing, q->past, n);
     }
+    w->samples += q->flags & KG_SEQ_SAMPLE ? 1 + q->n_draft : 0;
     w->copies += q->n_orders + (q->state_src < KG_STATE_ZERO && q->state_src != q->state);
 }
 
@@ -139,7 +147,7 @@ static void run_seq(struct kg_exec *x, const struct kg_seq *q, struct kg_seq_res
     }
     s->n_pages += q->n_pages;
     *r = (struct kg_seq_result){.id = q->id, .slot = q->slot, .epoch = q->epoch, .past = q->past};
-    add_work(&x->work, q);
+    add_work(x, q);
     if (q->flags & KG_SEQ_POISON) {
         r->flags = KG_RES_NAN;
         x->state_length[s->state] = KG_NONE;
@@ -169,8 +177,10 @@ int sim_submit(struct kg_exec *x, const struct kg_batch *batch, struct kg_error 
     x->batch = batch;
     x->t_submit = sim_now(x);
     x->used_logprobs = 0;
-    x->work =
-        (struct sim_work){.drafted = x->drafted > 0, .moved_mib = (double)x->moved_bytes / 1048576};
+    x->load = (struct sim_load){.drafts = (double)x->drafted,
+                                .moved_bytes = (double)x->moved_bytes,
+                                .copy_bytes = (double)x->conf.n_state_parts *
+                                              (double)x->conf.state_part_bytes};
     x->drafted = x->moved_bytes = 0;
     for (uint32_t i = 0; i < batch->n_seqs; i++) {
         run_seq(x, &batch->seqs[i], &x->results[i]);
@@ -183,7 +193,7 @@ int sim_wait(struct kg_exec *x, struct kg_result *result, struct kg_error *err)
     if (x->batch == NULL) {
         return kg_fail(err, KG_EINVAL, "wait without a step");
     }
-    uint64_t end = x->t_submit + sim_cost_step(&x->cost, &x->work);
+    uint64_t end = x->t_submit + sim_timing_step(&x->timing, &x->load);
     if (x->conf.clock == 0) {
         atomic_store_explicit(&x->now_ns, end, memory_order_relaxed);
     } else {
@@ -194,6 +204,11 @@ int sim_wait(struct kg_exec *x, struct kg_result *result, struct kg_error *err)
     result->step = x->batch->step;
     result->step_ns = sim_now(x) - x->t_submit;
     result->n_seqs = x->batch->n_seqs;
+    if (result->size >= offsetof(struct kg_result, commit_ns)) {
+        const struct sim_load drafts = {
+            .seqs = x->load.seqs, .context = x->load.context, .drafts = x->load.drafts};
+        result->draft_ns = drafts.drafts > 0 ? sim_timing_guess(&x->timing, &drafts) : 0;
+    }
     result->seqs = x->results;
     x->batch = NULL;
     return KG_OK;
@@ -223,16 +238,12 @@ int sim_draft(struct kg_exec *x, struct kg_draft *drafts, uint32_t n)
         if (!s->live || s->n_known != s->past + 1) {
             return KG_EINVAL;
         }
-        double chance = 1.0;
+        uint32_t right = sim_acceptance_draw(&x->acceptance.domains[s->domain],
+                                             s->sampling.seed ^ sim_mix(s->id * 8191), s->n_known,
+                                             d->n, d->survival);
         for (uint32_t k = 0; k < d->n; k++) {
             uint32_t token = token_at(x, s, s->n_known + k);
-            uint64_t h = sim_mix(s->sampling.seed ^ sim_mix(s->id * 8191 + s->n_known + k));
-            int hit = (double)(h >> 11) * 0x1p-53 < x->conf.accept;
-            s->drafts[k] = hit ? token : (token + 1) % x->conf.vocab;
-            chance *= x->conf.accept;
-            if (d->survival != NULL) {
-                d->survival[k] = (float)chance;
-            }
+            s->drafts[k] = k < right ? token : (token + 1) % x->conf.vocab;
         }
         s->n_drafts = d->n;
         x->drafted += d->n;

@@ -1,0 +1,224 @@
+#include "accept.h"
+#include "cost.h"
+#include "sim.h"
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct reader {
+    const char *path;
+    uint32_t line;
+    struct sim_acceptance *a;
+    struct kg_error *err;
+};
+
+#define BAD(r, fmt, ...) \
+    kg_fail((r)->err, KG_ECONFIG, "%s:%u: " fmt, (r)->path, (r)->line, __VA_ARGS__)
+
+static double normal(double x)
+{
+    return 0.5 * erfc(-x * M_SQRT1_2);
+}
+
+/* The x of a probability, by halving: exact to a double's needs here, and without a table. */
+static double quantile(double p)
+{
+    double lo = -9, hi = 9;
+
+    for (int i = 0; i < 60; i++) {
+        double mid = 0.5 * (lo + hi);
+        if (normal(mid) < p) {
+            lo = mid;
+        } else {
+            hi = mid;
+        }
+    }
+    return 0.5 * (lo + hi);
+}
+
+static int number(struct reader *r, const char *key, const char *s, double hi, double *v)
+{
+    char *end;
+
+    *v = s != NULL ? strtod(s, &end) : 0;
+    if (s == NULL || end == s || *end != '\0' || !(*v >= 0 && *v <= hi)) {
+        return BAD(r, "%s: wanted a number from 0 to %g, found \"%.40s\"", key, hi,
+                   s != NULL ? s : "");
+    }
+    return KG_OK;
+}
+
+static int read_survive(struct reader *r, struct sim_domain *d, char *rest)
+{
+    const char *w;
+
+    if (d->n > 0) {
+        return BAD(r, "survive: domain %s has one", d->name);
+    }
+    while ((w = strsep(&rest, " ")) != NULL) {
+        double p = 0;
+        int rc = number(r, "survive", w, 1, &p);
+        if (rc != KG_OK) {
+            return rc;
+        }
+        if (d->n == SIM_SURVIVE || (d->n > 0 && p > d->survive[d->n - 1])) {
+            return BAD(r, "survive: %g: must not rise, at most %d of them", p, SIM_SURVIVE);
+        }
+        d->survive[d->n] = p;
+        d->quantile[d->n++] = quantile(p);
+    }
+    return KG_OK;
+}
+
+static int read_domain(struct reader *r, const char *name)
+{
+    struct sim_acceptance *a = r->a;
+
+    if (name == NULL || strlen(name) >= SIM_DOMAIN_NAME || a->n == SIM_DOMAINS) {
+        return BAD(r, "domain: wanted a name of at most %d characters, and at most %d domains",
+                   SIM_DOMAIN_NAME - 1, SIM_DOMAINS);
+    }
+    for (uint32_t i = 0; i < a->n; i++) {
+        if (strcmp(a->domains[i].name, name) == 0) {
+            return BAD(r, "domain: %s is there already", name);
+        }
+    }
+    a->domains[a->n] = (struct sim_domain){.n = 0};
+    (void)snprintf(a->domains[a->n++].name, SIM_DOMAIN_NAME, "%s", name);
+    return KG_OK;
+}
+
+static int read_line(struct reader *r, char *rest)
+{
+    const char *key = strsep(&rest, " ");
+
+    if (strcmp(key, "domain") == 0) {
+        return read_domain(r, rest);
+    }
+    if (r->a->n == 0) {
+        return BAD(r, "%.40s: before the first domain", key);
+    }
+    struct sim_domain *d = &r->a->domains[r->a->n - 1];
+    if (strcmp(key, "survive") == 0 && rest != NULL) {
+        return read_survive(r, d, rest);
+    }
+    if (strcmp(key, "insight") == 0) {
+        return number(r, key, rest, 0.999, &d->insight);
+    }
+    return strcmp(key, "noise") == 0 ? number(r, key, rest, 10, &d->noise)
+                                     : BAD(r, "%.40s: no such key", key);
+}
+
+static int check(struct reader *r)
+{
+    for (uint32_t i = 0; i < r->a->n; i++) {
+        if (r->a->domains[i].n == 0) {
+            return BAD(r, "domain %s: no survive", r->a->domains[i].name);
+        }
+    }
+    return r->a->n > 0 ? KG_OK : BAD(r, "%s", "no domain");
+}
+
+int sim_acceptance_read(const char *path, struct sim_acceptance *a, struct kg_error *err)
+{
+    struct reader r = {.path = path, .a = a, .err = err};
+    FILE *f = fopen(path, "r");
+    char buf[1000];
+    int rc = KG_OK, begun = 0;
+
+    a->n = 0;
+    if (f == NULL) {
+        return kg_fail(err, errno == ENOENT ? KG_ENOENT : KG_EIO, "%s: %s", path, strerror(errno));
+    }
+    while (rc == KG_OK && fgets(buf, sizeof(buf), f) != NULL) {
+        r.line++;
+        if (strchr(buf, '\n') == NULL && !feof(f)) {
+            rc = BAD(&r, "%s", "a line over 999 bytes");
+            break;
+        }
+        char *rest = sim_clean(buf);
+        if (rest[0] == '\0') {
+            continue;
+        }
+        if (!begun && strcmp(rest, "kedge-acceptance 1") != 0) {
+            rc = BAD(&r, "wanted \"kedge-acceptance 1\", found \"%.40s\"", rest);
+        } else if (begun) {
+            rc = read_line(&r, rest);
+        }
+        begun = 1;
+    }
+    if (rc == KG_OK) {
+        rc = ferror(f) ? kg_fail(err, KG_EIO, "%s: cannot be read", path) : check(&r);
+    }
+    (void)fclose(f);
+    return rc;
+}
+
+void sim_acceptance_plain(struct sim_acceptance *a, double p)
+{
+    struct sim_domain *d = &a->domains[0];
+    double chance = 1;
+
+    a->n = 1;
+    *d = (struct sim_domain){.n = SIM_SURVIVE};
+    for (uint32_t k = 0; k < SIM_SURVIVE; k++) {
+        chance *= p;
+        d->survive[k] = chance;
+        d->quantile[k] = quantile(chance);
+    }
+}
+
+uint32_t sim_acceptance_find(const struct sim_acceptance *a, const char *name)
+{
+    for (uint32_t i = 0; i < a->n; i++) {
+        if (strcmp(a->domains[i].name, name) == 0) {
+            return i;
+        }
+    }
+    return 0;
+}
+
+/* A number in (0, 1) of a stream. */
+static double uniform(uint64_t seed, uint64_t stream)
+{
+    uint64_t h = sim_mix(sim_mix(seed + 0x9e3779b97f4a7c15ull) ^ sim_mix(stream));
+
+    return ((double)(h >> 11) + 0.5) * 0x1p-53;
+}
+
+/* A normal variable of a stream, by Box and Muller. */
+static double gauss(uint64_t seed, uint64_t stream)
+{
+    double u = uniform(seed, 2 * stream), v = uniform(seed, 2 * stream + 1);
+
+    return sqrt(-2 * log(u)) * cos(2 * M_PI * v);
+}
+
+uint32_t sim_acceptance_draw(const struct sim_domain *d, uint64_t seed, uint32_t position,
+                             uint32_t n, float *survival)
+{
+    uint64_t stream = (uint64_t)position * 4;
+    double rest = sqrt(1 - d->insight * d->insight);
+    double seen = d->insight > 0 ? gauss(seed, stream) : 0;
+    double x = d->insight * seen + rest * gauss(seed, stream + 1);
+    double off = d->noise > 0 && survival != NULL ? d->noise * gauss(seed, stream + 2) : 0;
+    uint32_t right = 0;
+
+    while (right < n && right < d->n && d->survive[right] > 0 &&
+           (d->survive[right] >= 1 || x < d->quantile[right])) {
+        right++;
+    }
+    for (uint32_t k = 0; survival != NULL && k < n; k++) {
+        double p = k < d->n ? d->survive[k] : 0;
+        if (d->insight > 0 && p > 0 && p < 1) {
+            p = normal((d->quantile[k] - d->insight * seen) / rest);
+        }
+        if (off != 0 && p > 0 && p < 1) {
+            p = 1 / (1 + exp(-(log(p / (1 - p)) + off)));
+        }
+        survival[k] = (float)p;
+    }
+    return right;
+}
