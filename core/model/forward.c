@@ -1,5 +1,7 @@
 #include "model/forward.h"
 
+#include <string.h>
+
 /*
  * streams[0 .. n_blocks-1] are finished blocks, streams[n_blocks] is the running vector. Plain
  * residuals have no blocks.
@@ -64,6 +66,23 @@ static void add_rows(struct kg_model *m, float *y, const float *x, uint32_t rows
     m->k->add(m->team, y, width, y, width, x, width, rows, m->c->hidden);
 }
 
+/* Keeps the tap of target layer `layer`, if the drafter reads it. */
+static void keep_features(struct kg_model *m, uint32_t stream, uint32_t layer, const float *h,
+                          uint32_t rows)
+{
+    const struct kg_draft_config *d = m->draft;
+    size_t width = m->c->hidden;
+    uint32_t i = 0;
+
+    if (d == NULL || d->stream != stream)
+        return;
+    while (i < d->n_taps && d->taps[i] != layer)
+        i++;
+    for (uint32_t r = 0; i < d->n_taps && r < rows; r++)
+        memcpy(m->s.features + ((size_t)r * d->n_taps + i) * width, h + r * width,
+               width * sizeof(*h));
+}
+
 static void forward_attention(struct kg_model *m, uint32_t l, const struct kg_forward *f,
                               struct residual *r)
 {
@@ -73,6 +92,8 @@ static void forward_attention(struct kg_model *m, uint32_t l, const struct kg_fo
     const float *h = residual_in(m, r, l, w->attn_mix, &mix_attn, rows);
     float *out = m->s.out;
 
+    if (l > 0)
+        keep_features(m, KG_TAP_ATTN_RES, l - 1, h, rows);
     norm_rows(m, m->s.normed, h, w->input_norm, rows);
     kg_tap_f32(m, l, "attn_in", m->s.normed, hidden, rows, hidden);
     if (restart) {
@@ -103,6 +124,7 @@ static void forward_ffn(struct kg_model *m, uint32_t l, uint32_t rows, const str
         kg_forward_mlp(m, l, rows, m->s.out);
     add_rows(m, m->s.streams[r->n_blocks], m->s.out, rows);
     kg_tap_f32(m, l, "p_ffn", m->s.streams[r->n_blocks], hidden, rows, hidden);
+    keep_features(m, KG_TAP_PREFIX_SUM, l, m->s.streams[r->n_blocks], rows);
 }
 
 /* Final norm of the rows asked for, in runs of neighbours, then logits of the first n_logits. */

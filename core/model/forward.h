@@ -59,6 +59,7 @@ struct kg_scratch {
     float *hidden;   /* hidden: final, in the order of out_rows */
     float *logits;   /* vocab; untouched memory costs nothing */
     float *weights;  /* n_streams: mix weights, for taps */
+    float *features; /* n_taps * hidden: what a drafter reads; NULL without one */
     struct {
         float *raw, *conv; /* 3P: q | k | v */
         float *f_a, *g_a;  /* D */
@@ -102,7 +103,8 @@ struct kg_model {
     const struct kg_host *host;
     const struct kg_kernels *k;
     struct kg_team *team;
-    const struct kg_model_config *c; /* the checkpoint's */
+    const struct kg_model_config *c;     /* the checkpoint's */
+    const struct kg_draft_config *draft; /* NULL without a drafter */
     struct kg_tensor embed;
     struct kg_model_sizes sizes;
     struct kg_tap tap;

@@ -86,6 +86,7 @@ int kg_model_open(const struct kg_model_args *args, struct kg_model **model, str
     m->max_orders = args->max_orders;
     m->max_verify = args->max_verify;
     m->rewind = args->rewind;
+    m->draft = args->draft;
     m->n_streams = c->block_layers == 0 ? 1 : (c->n_layers - 1) / c->block_layers + 2;
     set_sizes(m);
     m->layers = kg_model_alloc(m->host, c->n_layers * sizeof(*m->layers));
@@ -152,6 +153,11 @@ const float *kg_model_hidden(const struct kg_model *m)
 const float *kg_model_logits(const struct kg_model *m)
 {
     return m->s.logits;
+}
+
+float *kg_model_features(struct kg_model *m)
+{
+    return m->s.features;
 }
 
 void kg_model_set_tap(struct kg_model *m, const struct kg_tap *tap)

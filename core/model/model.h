@@ -18,6 +18,7 @@
 
 #include "kernels/kernels.h"
 #include "model/checkpoint.h"
+#include "model/draft_config.h"
 
 #include <kedge/exec.h>
 
@@ -42,6 +43,8 @@ struct kg_model_args {
     uint32_t max_orders;              /* most checkpoint orders per sequence */
     uint32_t max_verify;              /* most verified rows of a pass, all sequences; 0: none */
     uint32_t rewind;                  /* enum kg_rewind */
+    /* a pass keeps the features this drafter reads; must outlive the model; NULL: none */
+    const struct kg_draft_config *draft;
 };
 
 struct kg_model_sizes {
@@ -117,6 +120,9 @@ void kg_model_commit(struct kg_model *model, const struct kg_forward *pass, cons
  * (n_logits, vocab). Valid until the next pass. */
 const float *kg_model_hidden(const struct kg_model *model);
 const float *kg_model_logits(const struct kg_model *model);
+/* Of each row of the last pass, the taps side by side: (n_rows, n_taps * hidden). Valid until the
+ * next pass, and the reader's to change. NULL without a drafter. */
+float *kg_model_features(struct kg_model *model);
 
 /*
  * For tests: sees every intermediate as it is computed. `layer` is the transformer layer, KG_NONE

@@ -91,6 +91,7 @@ static void carve(struct carver *v, struct kg_model *m)
     s->out = rows_of(v, c->hidden);
     s->hidden = rows_of(v, c->hidden);
     s->weights = rows_of(v, m->n_streams);
+    s->features = m->draft == NULL ? NULL : rows_of(v, (uint64_t)m->draft->n_taps * c->hidden);
     s->conv_seqs = bytes(v, m->max_seqs * sizeof(*s->conv_seqs));
     s->kda_seqs = bytes(v, m->max_seqs * sizeof(*s->kda_seqs));
     s->mla_seqs = bytes(v, m->max_seqs * sizeof(*s->mla_seqs));
