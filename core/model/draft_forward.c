@@ -319,9 +319,8 @@ static void ask_confidence(struct kg_drafter *d, uint32_t k, uint32_t n)
 {
     size_t hidden = d->c->net.hidden, rank = d->c->confidence_markov ? d->c->markov_rank : 0;
     float *in = d->s.head_in;
-    struct kg_product p = {&d->confidence_w, in, d->s.bias, hidden + rank, 1, n};
+    struct kg_product p = {&d->confidence_w, in, d->s.out, hidden + rank, 1, n};
 
-    p.y = d->s.out; /* free since the block */
     for (uint32_t a = 0; a < n; a++) {
         memcpy(in + a * (hidden + rank), kg_drafter_hidden(d, d->s.active[a], k),
                hidden * sizeof(*in));

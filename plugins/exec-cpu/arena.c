@@ -66,6 +66,40 @@ static int check_layout(const struct cpu_arena *a, struct kg_error *err)
     return KG_OK;
 }
 
+/* Table entries of a kind, spare pages included. */
+static size_t n_entries(const struct cpu_arena *a, uint32_t kind)
+{
+    size_t n = (size_t)a->layout.max_units[kind] * a->entries[kind];
+
+    return kind == KG_PAGE ? n + a->sizes.n_spare_pages : n;
+}
+
+/* Spare pages take the first slots past the arena's end, so that one base and one stride lead to
+ * either. */
+static int plan_spare(struct cpu_arena *a, struct kg_error *err)
+{
+    const struct kg_pool_layout *l = &a->layout;
+    uint64_t stride = l->stride[KG_PAGE], n = a->sizes.n_spare_pages, first, end;
+
+    a->n_bytes = l->arena_bytes;
+    if (n == 0)
+        return KG_OK;
+    first = (l->arena_bytes - l->base[KG_PAGE] + stride - 1) / stride;
+    if (first + n >= KG_NONE || l->max_units[KG_PAGE] + n >= KG_NONE ||
+        __builtin_mul_overflow(first + n, stride, &end) ||
+        __builtin_add_overflow(end, l->base[KG_PAGE], &a->n_bytes))
+        return kg_fail(err, KG_ECONFIG, "layout: no numbers left for %llu pages of drafts",
+                       (unsigned long long)n);
+    for (uint32_t i = 0; i < n; i++)
+        a->table[KG_PAGE][l->max_units[KG_PAGE] + i] = (uint32_t)(first + i);
+    return KG_OK;
+}
+
+uint32_t cpu_spare_page(const struct cpu_arena *a, uint32_t i)
+{
+    return a->layout.max_units[KG_PAGE] + i;
+}
+
 int cpu_arena_open(struct cpu_arena *a, const struct kg_host *host, const struct cpu_sizes *sizes,
                    const struct kg_pool_layout *layout, struct kg_error *err)
 {
@@ -80,14 +114,17 @@ int cpu_arena_open(struct cpu_arena *a, const struct kg_host *host, const struct
     if (rc < 0)
         return rc;
     for (uint32_t kind = 0; kind < KG_N_KINDS; kind++) {
-        size_t n = (size_t)layout->max_units[kind] * a->entries[kind];
+        size_t n = n_entries(a, kind);
         a->table[kind] = host->alloc(host->ctx, n * sizeof(uint32_t), 64);
         if (a->table[kind] == NULL)
             return kg_fail(err, KG_ENOMEM, "no memory for a table of %zu %s entries", n,
                            kg_kind_name(kind));
         memset(a->table[kind], 0xff, n * sizeof(uint32_t)); /* KG_NONE */
     }
-    a->bytes = host->alloc(host->ctx, layout->arena_bytes, HUGE_PAGE_BYTES);
+    rc = plan_spare(a, err);
+    if (rc < 0)
+        return rc;
+    a->bytes = host->alloc(host->ctx, a->n_bytes, HUGE_PAGE_BYTES);
     if (a->bytes == NULL)
         return kg_fail(err, KG_ENOMEM, "no memory for the arena of %llu bytes ([memory] bytes)",
                        (unsigned long long)layout->arena_bytes);
@@ -101,9 +138,8 @@ void cpu_arena_close(struct cpu_arena *a)
     if (a->host == NULL)
         return;
     for (uint32_t kind = 0; kind < KG_N_KINDS; kind++)
-        a->host->free(a->host->ctx, a->table[kind],
-                      (size_t)a->layout.max_units[kind] * a->entries[kind] * sizeof(uint32_t));
-    a->host->free(a->host->ctx, a->bytes, a->layout.arena_bytes);
+        a->host->free(a->host->ctx, a->table[kind], n_entries(a, kind) * sizeof(uint32_t));
+    a->host->free(a->host->ctx, a->bytes, a->n_bytes);
     memset(a, 0, sizeof(*a));
 }
 

@@ -18,14 +18,17 @@ struct cpu_sizes {
     uint64_t state_part_bytes; /* of one part, > 0, a multiple of align */
     uint32_t n_state_parts;    /* > 0 */
     uint32_t align;            /* bytes, power of two */
+    uint32_t n_spare_pages;    /* pages of the backend's own behind the arena, see cpu_spare_page */
 };
 
 struct cpu_arena {
     const struct kg_host *host;
     struct cpu_sizes sizes;
     struct kg_pool_layout layout;
-    uint8_t *bytes;               /* layout.arena_bytes, aligned to a huge page */
-    uint32_t *table[KG_N_KINDS];  /* [max_units * entries] virtual entry -> slot or KG_NONE */
+    uint8_t *bytes;               /* [n_bytes], aligned to a huge page */
+    uint64_t n_bytes;             /* layout.arena_bytes, and the spare pages behind them */
+    uint32_t *table[KG_N_KINDS];  /* [max_units * entries] virtual entry -> slot or KG_NONE; behind
+                                     those of KG_PAGE the spare pages */
     uint32_t entries[KG_N_KINDS]; /* table entries per unit: 1, slots_per_state */
 };
 
@@ -48,6 +51,8 @@ KG_CHECKED int cpu_arena_apply(struct cpu_arena *a, const struct kg_move *moves,
 int cpu_unit_is_mapped(const struct cpu_arena *a, uint32_t kind, uint32_t id);
 /* Address of table entry `entry` of a mapped unit. */
 uint8_t *cpu_unit_at(const struct cpu_arena *a, uint32_t kind, uint32_t id, uint32_t entry);
+/* Id of the backend's own page `i` < n_spare_pages: mapped, and outside the pool's numbers. */
+uint32_t cpu_spare_page(const struct cpu_arena *a, uint32_t i);
 /* Natural bytes of a unit: page_tokens * token_bytes, or parts * part bytes. */
 uint64_t cpu_unit_bytes(const struct cpu_arena *a, uint32_t kind);
 

@@ -73,6 +73,7 @@ static int check_identity(struct cpu_slots *s, uint32_t i, const struct kg_seq *
 {
     const struct cpu_limits *l = &s->limits;
     const struct cpu_slot *slot;
+    uint32_t own; /* drafts of the backend's drafter */
 
     if (seq->slot >= l->max_seqs)
         return kg_fail(err, KG_EINVAL, "seq %u: slot %u, there are %u", i, seq->slot, l->max_seqs);
@@ -90,7 +91,11 @@ static int check_identity(struct cpu_slots *s, uint32_t i, const struct kg_seq *
     if (seq->n_rows > l->max_context || seq->past > l->max_context - seq->n_rows)
         return REFUSE(err, i, seq, "past %u and %u rows are over the context of %u tokens",
                       seq->past, seq->n_rows, l->max_context);
-    for (uint32_t j = 0; j < seq->n_rows; j++) {
+    own = seq->flags & KG_SEQ_RESET ? 0 : slot->n_drafted;
+    if (own > 0 && seq->n_draft > own)
+        return REFUSE(err, i, seq, "n_draft %u, the drafter made %u", seq->n_draft, own);
+    /* Tokens of drafts the backend made itself are not the caller's. */
+    for (uint32_t j = 0; j < seq->n_rows - (own > 0 ? seq->n_draft : 0); j++) {
         if (seq->tokens[j] >= l->vocab)
             return REFUSE(err, i, seq, "tokens[%u] is %u, the vocabulary has %u", j, seq->tokens[j],
                           l->vocab);

@@ -67,6 +67,7 @@ static void cpu_close(struct kg_exec *e)
     cpu_step_close(e);
     cpu_slots_close(&e->slots);
     cpu_arena_close(&e->arena);
+    cpu_draft_close(e);
     host->free(host->ctx, e->views, e->n_views * sizeof(*e->views));
     kg_model_close(e->model);
     kg_team_destroy(e->team);
@@ -82,9 +83,6 @@ static int check_args(const struct kg_exec_open *args, struct kg_error *err)
     if (args->world != 1)
         return kg_fail(err, KG_ECONFIG, "exec-cpu runs in one rank, [parallel] asks for %u",
                        args->world);
-    if (args->draft_path != NULL && args->draft_path[0] != '\0')
-        return kg_fail(err, KG_ECONFIG, "exec-cpu loads no drafter ([model] draft = %s)",
-                       args->draft_path);
     if (args->model_path == NULL || args->model_path[0] == '\0')
         return kg_fail(err, KG_ECONFIG, "exec-cpu needs a checkpoint ([model] path)");
     if (args->max_seqs == 0 || args->max_rows == 0)
@@ -106,6 +104,7 @@ static uint32_t most_verified(const struct kg_exec_open *args)
 static int load(struct kg_exec *e, const struct cpu_conf *conf, const struct kg_exec_open *args,
                 struct kg_error *err)
 {
+    int with_draft = args->draft_path != NULL && args->draft_path[0] != '\0';
     struct kg_model_args model = {.host = e->host,
                                   .max_rows = args->max_rows,
                                   .max_seqs = args->max_seqs,
@@ -121,8 +120,11 @@ static int load(struct kg_exec *e, const struct cpu_conf *conf, const struct kg_
     rc = kg_team_create(e->threads, &e->team, err);
     if (rc == KG_OK)
         rc = kg_ckpt_open(args->model_path, &e->ckpt, err);
+    if (rc == KG_OK && with_draft)
+        rc = cpu_draft_load(e, args, err);
     if (rc < 0)
         return rc;
+    model.draft = with_draft ? &e->draft.ckpt->config : NULL;
     model.kernels = e->kernels;
     model.team = e->team;
     model.ckpt = e->ckpt;
@@ -139,11 +141,11 @@ static int load(struct kg_exec *e, const struct cpu_conf *conf, const struct kg_
     e->limits.max_context = e->ckpt->config.max_context;
     if (args->max_context != 0 && args->max_context < e->limits.max_context)
         e->limits.max_context = args->max_context;
-    return KG_OK;
+    return with_draft ? cpu_draft_open(e, err) : KG_OK;
 }
 
 /* What was found in the folder: nothing of a checkpoint is left out in silence. */
-static void report(const struct kg_exec *e, const char *path)
+static void report(const struct kg_exec *e, const char *path, const char *draft_path)
 {
     const struct kg_host *h = e->host;
     const struct kg_ckpt_info *info = &e->ckpt->info;
@@ -152,6 +154,11 @@ static void report(const struct kg_exec *e, const char *path)
            (unsigned long long)info->n_bound, info->n_files, info->n_files == 1 ? "" : "s",
            (unsigned long long)(e->sizes.weight_bytes >> 20), e->kernels_text,
            e->kernels->math == KG_MATH_FAST ? "fast" : "exact");
+    if (e->draft.ckpt != NULL)
+        h->log(h->ctx, KG_LOG_INFO, "%s: drafter of %u tokens, %llu tensors, %llu KiB packed",
+               draft_path, e->draft.ckpt->config.block,
+               (unsigned long long)e->draft.ckpt->n_tensors,
+               (unsigned long long)(e->draft.sizes.weight_bytes >> 10));
     if (info->n_vision > 0)
         h->log(h->ctx, KG_LOG_INFO, "%s: vision tower skipped: %llu tensors, %llu MiB", path,
                (unsigned long long)info->n_vision, (unsigned long long)(info->vision_bytes >> 20));
@@ -178,7 +185,7 @@ static int cpu_open(const struct kg_host *host, const void *conf, const struct k
         cpu_close(e);
         return rc;
     }
-    report(e, args->model_path);
+    report(e, args->model_path, args->draft_path);
     *exec = e;
     return KG_OK;
 }
@@ -186,17 +193,19 @@ static int cpu_open(const struct kg_host *host, const void *conf, const struct k
 static void cpu_describe(const struct kg_exec *e, struct kg_exec_desc *d)
 {
     const struct kg_model_config *c = &e->ckpt->config;
+    const struct kg_drafter_sizes *draft = &e->draft.sizes; /* zeros without a drafter */
 
     *d = (struct kg_exec_desc){
         .size = sizeof(*d),
         .caps = KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK |
                 KG_EXEC_CAP_INVARIANT_PATH | KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS |
                 KG_EXEC_CAP_VIEWS,
-        .token_bytes = e->sizes.token_bytes,
+        .token_bytes = e->sizes.token_bytes + draft->token_bytes,
+        .draft_token_bytes = draft->token_bytes,
         .state_part_bytes = e->sizes.state_part_bytes,
         .recurrent_bytes = e->sizes.recurrent_bytes,
-        .weight_bytes = e->sizes.weight_bytes,
-        .scratch_bytes = e->sizes.scratch_bytes,
+        .weight_bytes = e->sizes.weight_bytes + draft->weight_bytes,
+        .scratch_bytes = e->sizes.scratch_bytes + draft->scratch_bytes,
         .n_state_parts = c->n_kda_layers,
         .page_tokens_align = 1,
         .align = KG_MODEL_ALIGN,
@@ -214,11 +223,15 @@ static void cpu_describe(const struct kg_exec *e, struct kg_exec_desc *d)
         .rewind_bytes = e->sizes.rewind_bytes,
         .rewind = e->rewind == KG_REWIND_SNAPSHOT ? "snapshot" : "replay",
     };
+    if (e->draft.ckpt != NULL) {
+        d->caps |= KG_EXEC_CAP_DRAFT;
+        d->draft_block = e->draft.ckpt->config.block;
+    }
 }
 
 static int cpu_bind(struct kg_exec *e, const struct kg_pool_layout *layout, struct kg_error *err)
 {
-    struct cpu_sizes sizes = {.token_bytes = e->sizes.token_bytes,
+    struct cpu_sizes sizes = {.token_bytes = e->sizes.token_bytes + e->draft.sizes.token_bytes,
                               .state_part_bytes = e->sizes.state_part_bytes,
                               .n_state_parts = e->ckpt->config.n_kda_layers,
                               .align = KG_MODEL_ALIGN};
@@ -226,14 +239,19 @@ static int cpu_bind(struct kg_exec *e, const struct kg_pool_layout *layout, stru
 
     if (e->bound)
         return kg_fail(err, KG_EINVAL, "bind: the arena is already there");
+    e->limits.spare_pages = cpu_draft_pages(e, layout->page_tokens);
+    sizes.n_spare_pages = e->limits.spare_pages * e->limits.max_seqs;
     rc = cpu_arena_open(&e->arena, e->host, &sizes, layout, err);
     if (rc == KG_OK)
         rc = cpu_slots_open(&e->slots, e->host, &e->limits, layout, err);
     if (rc == KG_OK)
         rc = cpu_step_open(e, err);
     if (rc == KG_OK)
+        rc = cpu_draft_bind(e, err);
+    if (rc == KG_OK)
         rc = cpu_views_open(e, err);
     if (rc < 0) {
+        cpu_draft_unbind(e);
         cpu_step_close(e);
         cpu_slots_close(&e->slots);
         cpu_arena_close(&e->arena);
@@ -320,7 +338,9 @@ static const struct kg_exec_ops ops = {
     .write = cpu_write,
     .profile = cpu_profile,
     .now = cpu_now,
+    .draft = cpu_draft,
     .views = cpu_views,
+    .profile_draft = cpu_profile_draft,
 };
 
 static const struct kg_plugin plugin = {
@@ -333,7 +353,7 @@ static const struct kg_plugin plugin = {
     .version = KG_VERSION,
     .summary = "Kimi K3 and Kimi-Linear on the CPU, reproducible to the bit",
     .caps = KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK | KG_EXEC_CAP_INVARIANT_PATH |
-            KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS,
+            KG_EXEC_CAP_DRAFT | KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS,
     .opts = options,
     .conf_size = sizeof(struct cpu_conf),
     .ops = &ops,

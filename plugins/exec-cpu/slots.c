@@ -11,6 +11,14 @@ static void *take(struct cpu_slots *s, size_t n, size_t bytes)
     return p;
 }
 
+/* Bytes of a sequence's pages and history. */
+static uint64_t slot_bytes(const struct cpu_slots *s)
+{
+    uint64_t n = (uint64_t)s->max_pages + s->limits.spare_pages + s->limits.max_context + 1;
+
+    return n * sizeof(uint32_t);
+}
+
 int cpu_slots_open(struct cpu_slots *s, const struct kg_host *host, const struct cpu_limits *limits,
                    const struct kg_pool_layout *layout, struct kg_error *err)
 {
@@ -19,7 +27,7 @@ int cpu_slots_open(struct cpu_slots *s, const struct kg_host *host, const struct
     s->host = host;
     s->limits = *limits;
     s->max_pages = (limits->max_context + layout->page_tokens - 1) / layout->page_tokens;
-    per_slot = ((uint64_t)s->max_pages + limits->max_context + 1) * sizeof(uint32_t);
+    per_slot = slot_bytes(s);
     s->slots = take(s, limits->max_seqs, sizeof(*s->slots));
     s->used = take(s, limits->max_seqs, sizeof(*s->used));
     if (s->slots == NULL || s->used == NULL)
@@ -37,7 +45,7 @@ int cpu_slots_open(struct cpu_slots *s, const struct kg_host *host, const struct
             return kg_fail(err, KG_ENOMEM,
                            "no memory for the token lists of %u sequences, %llu bytes each",
                            limits->max_seqs, (unsigned long long)per_slot);
-        s->slots[i].history = s->slots[i].pages + s->max_pages;
+        s->slots[i].history = s->slots[i].pages + s->max_pages + limits->spare_pages;
     }
     return KG_OK;
 }
@@ -45,7 +53,7 @@ int cpu_slots_open(struct cpu_slots *s, const struct kg_host *host, const struct
 void cpu_slots_close(struct cpu_slots *s)
 {
     const struct kg_host *host = s->host;
-    uint64_t per_slot = ((uint64_t)s->max_pages + s->limits.max_context + 1) * sizeof(uint32_t);
+    uint64_t per_slot = slot_bytes(s);
 
     if (host == NULL)
         return;
@@ -72,6 +80,7 @@ void cpu_slot_begin(struct cpu_slots *s, const struct kg_seq *seq)
     }
     slot->past = seq->past;
     slot->state = seq->state;
+    slot->n_drafted = 0;
     if (seq->n_pages > 0)
         memcpy(slot->pages + slot->n_pages, seq->pages, (size_t)seq->n_pages * sizeof(uint32_t));
     slot->n_pages += seq->n_pages;
@@ -93,5 +102,5 @@ void cpu_slot_emit(struct cpu_slots *s, uint32_t slot, uint32_t token)
 void cpu_slot_drop(struct cpu_slots *s, uint32_t slot)
 {
     if (slot < s->limits.max_seqs)
-        s->slots[slot].live = 0;
+        s->slots[slot].live = s->slots[slot].n_drafted = 0;
 }

@@ -17,7 +17,8 @@ struct cpu_slot {
     uint32_t n_pages;      /* pages listed */
     uint32_t n_history;    /* tokens known, prompt and output */
     uint32_t output_start; /* position of the first output token */
-    uint32_t *pages;       /* [max_pages] virtual ids, in order */
+    uint32_t n_drafted;    /* drafts the backend has made for the coming step */
+    uint32_t *pages;       /* [max_pages + spare_pages] virtual ids, in order */
     uint32_t *history;     /* [max_context + 1] token ids */
     struct kg_sampling sampling;
 };
@@ -29,7 +30,8 @@ struct cpu_limits {
     uint32_t max_context; /* tokens */
     uint32_t max_orders;
     uint32_t vocab;
-    uint32_t max_draft; /* draft rows of a sequence */
+    uint32_t max_draft;   /* draft rows of a sequence */
+    uint32_t spare_pages; /* entries behind a sequence's pages, for a block that is drafted */
 };
 
 struct cpu_slots {

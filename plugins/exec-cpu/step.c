@@ -34,6 +34,8 @@ static void carve_step(struct carver *c, const struct kg_exec *e, struct cpu_ste
     s->emitted = carve(c, rows, sizeof(*s->emitted));
     s->logprobs = carve(c, rows * LOGPROBS, sizeof(*s->logprobs));
     s->n_commit = carve(c, seqs, sizeof(*s->n_commit));
+    s->n_inject = carve(c, seqs, sizeof(*s->n_inject));
+    s->is_own = carve(c, seqs, sizeof(*s->is_own));
     s->results = carve(c, seqs, sizeof(*s->results));
     s->counts = carve(c, seqs, sizeof(*s->counts));
     s->n_counted = carve(c, seqs, sizeof(*s->n_counted));
@@ -98,8 +100,13 @@ static void pack(struct kg_exec *e, const struct kg_batch *batch, struct kg_forw
     for (uint32_t i = 0; i < batch->n_seqs; i++) {
         const struct kg_seq *seq = &batch->seqs[i];
         uint32_t n = wanted_logits(seq);
+        uint32_t own = seq->flags & KG_SEQ_RESET ? 0 : e->slots.slots[seq->slot].n_drafted;
         cpu_slot_begin(&e->slots, seq);
         memcpy(s->tokens + row0, seq->tokens, seq->n_rows * sizeof(*s->tokens));
+        s->is_own[i] = own > 0 && seq->n_draft > 0;
+        if (s->is_own[i])
+            memcpy(s->tokens + row0 + 1, cpu_draft_tokens(e, seq->slot),
+                   seq->n_draft * sizeof(*s->tokens));
         s->seqs[i] = (struct kg_forward_seq){
             .row0 = row0,
             .n_rows = seq->n_rows,
@@ -142,12 +149,11 @@ static int is_finite_row(const float *x, uint32_t n)
     return 1;
 }
 
-/* Token counts of a sequence up to date with its history; NULL when it has no penalties. */
-static struct kg_token_counts *count_tokens(struct kg_exec *e, const struct kg_seq *seq)
+struct kg_token_counts *cpu_count_tokens(struct kg_exec *e, uint32_t number)
 {
-    const struct cpu_slot *slot = &e->slots.slots[seq->slot];
-    struct kg_token_counts *counts = &e->step.counts[seq->slot];
-    uint32_t *done = &e->step.n_counted[seq->slot];
+    const struct cpu_slot *slot = &e->slots.slots[number];
+    struct kg_token_counts *counts = &e->step.counts[number];
+    uint32_t *done = &e->step.n_counted[number];
 
     if (!kg_sampling_has_penalty(&slot->sampling))
         return NULL;
@@ -207,8 +213,9 @@ static void plan_pick(struct kg_exec *e, const struct kg_seq *seq, uint32_t i)
                                 .left = seq->left,
                                 .force = seq->force_accept,
                                 .drafts = s->tokens + row + 1,
+                                .q = s->is_own[i] ? cpu_draft_q(e, seq->slot) : NULL,
                                 .sampling = &slot->sampling,
-                                .counts = count_tokens(e, seq),
+                                .counts = cpu_count_tokens(e, seq->slot),
                                 .tokens = s->emitted + row};
     if (want || (seq->flags & KG_SEQ_ECHO))
         d->run.logprobs = s->logprobs + (size_t)s->seqs[i].row0 * LOGPROBS +
@@ -310,6 +317,25 @@ static void clear_nan(struct kg_seq_result *r)
     r->logits = NULL;
 }
 
+/* States, and the drafter's records: of every committed row, drafting or not, so that whoever
+ * drafts later finds them whole. Of a sequence that ends with a NaN none is needed. */
+static void commit(struct kg_exec *e, const struct kg_forward *f)
+{
+    struct cpu_step *s = &e->step;
+    uint64_t start = cpu_now_ns();
+
+    if (s->n_verify > 0)
+        kg_model_commit(e->model, f, s->n_commit);
+    for (uint32_t i = 0; i < f->n_seqs && e->draft.drafter != NULL; i++) {
+        const struct kg_seq_result *r = &s->results[i];
+        s->n_inject[i] = r->flags & KG_RES_NAN ? 0 : r->past - f->seqs[i].past;
+    }
+    if (e->draft.drafter != NULL)
+        kg_drafter_inject(e->draft.drafter, &e->units, kg_model_features(e->model), f->seqs,
+                          s->n_inject, f->n_seqs);
+    s->commit_ns = cpu_now_ns() - start;
+}
+
 int cpu_submit(struct kg_exec *e, const struct kg_batch *batch, struct kg_error *err)
 {
     struct cpu_step *s = &e->step;
@@ -337,11 +363,12 @@ int cpu_submit(struct kg_exec *e, const struct kg_batch *batch, struct kg_error 
         clear_nan(&s->results[i]);
         e->slots.slots[batch->seqs[i].slot].past = s->results[i].past;
     }
-    if (s->n_verify > 0)
-        kg_model_commit(e->model, &f, s->n_commit);
+    commit(e, &f);
     s->n_results = batch->n_seqs;
     s->number = batch->step;
-    s->took_ns = cpu_now_ns() - start;
+    s->draft_ns = e->draft.ns;
+    s->took_ns = cpu_now_ns() - start + s->draft_ns;
+    e->draft.ns = 0;
     s->waiting = 1;
     return KG_OK;
 }
@@ -358,6 +385,8 @@ int cpu_wait(struct kg_exec *e, struct kg_result *result, struct kg_error *err)
     s->waiting = 0;
     result->step = s->number;
     result->step_ns = s->took_ns;
+    result->draft_ns = s->draft_ns;
+    result->commit_ns = s->commit_ns;
     result->n_seqs = s->n_results;
     result->reserved = 0;
     result->seqs = s->results;

@@ -22,6 +22,29 @@ static uint32_t mla_views(const struct kg_exec *e, struct kg_view *v)
     return n;
 }
 
+/* The drafter's records, by draft layer. */
+static uint32_t draft_views(const struct kg_exec *e, struct kg_view *v)
+{
+    const struct kg_model_config *c;
+    uint64_t page_tokens = e->arena.layout.page_tokens;
+
+    if (e->draft.ckpt == NULL)
+        return 0;
+    c = &e->draft.ckpt->config.net;
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        v[l] = (struct kg_view){
+            .name = "draft",
+            .kind = KG_PAGE,
+            .layer = l,
+            .dtype = e->kernels->state_dtype,
+            .offset = page_tokens * (e->sizes.token_bytes + l * e->draft.sizes.record_bytes),
+            .token_stride = e->draft.sizes.record_bytes,
+            .n = (uint64_t)c->kv_lora + c->rope_dim,
+        };
+    }
+    return c->n_layers;
+}
+
 static void kda_views(const struct kg_exec *e, struct kg_view *v)
 {
     const struct kg_model_config *c = &e->ckpt->config;
@@ -54,11 +77,17 @@ int cpu_views_open(struct kg_exec *e, struct kg_error *err)
 {
     const struct kg_model_config *c = &e->ckpt->config;
     uint32_t n = c->n_mla_layers + 2 * c->n_kda_layers;
+    struct kg_view *at;
+
+    if (e->draft.ckpt != NULL)
+        n += e->draft.ckpt->config.net.n_layers;
 
     e->views = e->host->alloc(e->host->ctx, n * sizeof(*e->views), 64);
     if (e->views == NULL)
         return kg_fail(err, KG_ENOMEM, "no memory for %u views", n);
     e->n_views = n;
-    kda_views(e, e->views + mla_views(e, e->views));
+    at = e->views + mla_views(e, e->views);
+    at += draft_views(e, at);
+    kda_views(e, at);
     return KG_OK;
 }

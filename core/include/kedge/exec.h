@@ -219,9 +219,9 @@ struct kg_draft {
 /* One span of a unit for transfers: `n` elements of `dtype` from byte `offset` of table entry
  * `entry` of the unit (0 .. slots_per_state-1; pages: 0). */
 struct kg_view {
-    const char *name; /* "mla", "recurrent", "conv"; lives until close */
+    const char *name; /* "mla", "draft", "recurrent", "conv"; lives until close */
     uint32_t kind;    /* KG_PAGE: per token; KG_STATE: per request */
-    uint32_t layer;   /* transformer layer, 0-based */
+    uint32_t layer;   /* transformer layer, 0-based; "draft": of the drafter */
     uint32_t dtype;   /* enum kg_dtype */
     uint32_t entry;
     uint64_t offset;       /* bytes inside the entry */

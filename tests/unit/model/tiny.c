@@ -197,13 +197,22 @@ static void write_config(struct tiny *m, int k3)
                    k3 ? "{\"model_type\": \"kimi_k3\", \"text_config\": {%s}}" : "{%s}", text);
 }
 
-struct tiny *tiny_new(int k3)
+struct tiny *tiny_empty(void)
 {
     struct tiny *m = calloc(1, sizeof(*m));
-    const char *prefix = k3 ? "language_model." : "";
     const char *tmp = getenv("TMPDIR");
 
     assert_non_null(m);
+    (void)snprintf(m->dir, sizeof(m->dir), "%s/kg-tiny-XXXXXX", tmp != NULL ? tmp : "/tmp");
+    assert_non_null(mkdtemp(m->dir));
+    return m;
+}
+
+struct tiny *tiny_new(int k3)
+{
+    struct tiny *m = tiny_empty();
+    const char *prefix = k3 ? "language_model." : "";
+
     write_config(m, k3);
     add(m, prefix, "model.embed_tokens.weight", "BF16", 40, 32);
     add(m, prefix, "lm_head.weight", "BF16", 40, 32);
@@ -214,8 +223,6 @@ struct tiny *tiny_new(int k3)
     }
     add_layer(m, prefix, 0, k3);
     add_layer(m, prefix, 1, k3);
-    (void)snprintf(m->dir, sizeof(m->dir), "%s/kg-tiny-XXXXXX", tmp != NULL ? tmp : "/tmp");
-    assert_non_null(mkdtemp(m->dir));
     return m;
 }
 

@@ -31,6 +31,8 @@ struct tiny {
 
 /* Two layers: KDA with a dense MLP, MLA with two experts. k3: Kimi K3's forms, MXFP4 experts. */
 struct tiny *tiny_new(int k3);
+/* A folder and nothing in it: for other kinds of checkpoints. */
+struct tiny *tiny_empty(void);
 void tiny_free(struct tiny *m);
 
 /* The tensor whose name ends in `end`; the test fails when there is none. */
