@@ -96,6 +96,20 @@ static uint32_t fill(struct sim *m, struct kg_spec_seq *seqs, uint32_t cap)
     return n;
 }
 
+/* As the engine asks: with what is allowed filled in. */
+static void ask_wants(struct sim *m, const struct kg_spec_view *v, uint32_t *wants)
+{
+    for (uint32_t i = 0; i < v->n_seqs; i++) {
+        wants[i] = v->seqs[i].max_draft;
+    }
+    if (KG_HAS(m->ops, struct kg_spec_ops, want)) {
+        m->ops->want(m->spec, v, wants);
+    }
+    for (uint32_t i = 0; i < v->n_seqs; i++) {
+        assert_true(wants[i] <= v->seqs[i].max_draft);
+    }
+}
+
 /* Drafts of the plugin or of an imagined backend; every count inside its bound. */
 static void draft(struct sim *m, const struct kg_spec_view *v, struct kg_spec_seq *seqs,
                   float survival[MAX_SEQS][MAX_BLOCK])
@@ -114,9 +128,10 @@ static void draft(struct sim *m, const struct kg_spec_view *v, struct kg_spec_se
             m->n_steps_drafted += counts[i] > 0;
         }
     } else if (m->part.plugin->caps & KG_SPEC_CAP_MODEL) {
+        ask_wants(m, v, counts);
         for (uint32_t i = 0; i < v->n_seqs; i++) {
             float p = 1.0f;
-            seqs[i].n_drafted = seqs[i].max_draft < 4 ? seqs[i].max_draft : 4;
+            seqs[i].n_drafted = counts[i] < 4 ? counts[i] : 4;
             for (uint32_t k = 0; k < seqs[i].n_drafted; k++) {
                 survival[i][k] = p *= (float)kg_rng_f64(&m->rng);
             }
@@ -153,6 +168,16 @@ static void observe(struct sim *m, const struct kg_spec_seq *seqs, const uint32_
     m->ops->observe(m->spec, seen, n_seen, 1000 + below(m, 1000));
 }
 
+static uint64_t step_ns(void *ctx, uint32_t n_seqs, uint32_t rows, uint64_t context)
+{
+    return 1000 + 10 * n_seqs + *(uint32_t *)ctx * rows + context / 64;
+}
+
+static uint64_t draft_ns(void *ctx, uint32_t n_seqs, uint32_t n_tokens, uint64_t context)
+{
+    return *(uint32_t *)ctx * n_tokens + n_seqs + context / 64;
+}
+
 static void answers_stay_inside_their_bounds(void **state)
 {
     (void)state;
@@ -164,6 +189,8 @@ static void answers_stay_inside_their_bounds(void **state)
         struct kg_error err = {0};
         struct sim m;
         sim_open(&m, seed);
+        uint32_t row_ns = 1 + below(&m, 500);
+        struct kg_cost cost = {sizeof(cost), &row_ns, step_ns, draft_ns};
         uint32_t block = m.ops->block(m.spec);
         for (uint32_t k = 0; k < 200; k++) {
             uint32_t cap = m.ops->cap(m.spec);
@@ -176,7 +203,8 @@ static void answers_stay_inside_their_bounds(void **state)
                                      .n_seqs = n,
                                      .other_rows = below(&m, 20),
                                      .rows_left = below(&m, 60),
-                                     .cap = cap};
+                                     .cap = cap,
+                                     .cost = seed % 3 > 0 ? &cost : NULL};
             draft(&m, &v, seqs, survival);
             memset(lengths, 0xff, sizeof(lengths));
             m.ops->choose(m.spec, &v, lengths);
