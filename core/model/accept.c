@@ -317,6 +317,22 @@ static void run_block(struct walk *w)
     }
 }
 
+void kg_accept_draw(const struct kg_sample_row *row, void *scratch, struct kg_sample_pick *pick,
+                    float *q)
+{
+    double *p = scratch;
+    void *rest = (uint8_t *)scratch + probs_bytes(row->vocab);
+
+    kg_sample(row, rest, pick, NULL);
+    if (pick->flags & KG_RES_NAN) {
+        return;
+    }
+    (void)kg_sample_probs(row, rest, p);
+    for (uint32_t v = 0; v < row->vocab; v++) {
+        q[v] = (float)p[v];
+    }
+}
+
 void kg_accept_run(const struct kg_accept *run, void *scratch, struct kg_accepted *out)
 {
     const struct kg_sampling *s = run->sampling;

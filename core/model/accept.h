@@ -61,6 +61,13 @@ struct kg_accepted {
 /* Working memory for one call at a time, 64-aligned. Bytes. */
 size_t kg_accept_scratch_bytes(uint32_t vocab);
 
+/*
+ * For a drafter under rejection and block: a token of its own row, whose sampling has the seed of
+ * KG_STREAM_DRAFT, and q, [vocab], what it was drawn from. Not set with KG_RES_NAN.
+ */
+void kg_accept_draw(const struct kg_sample_row *row, void *scratch, struct kg_sample_pick *pick,
+                    float *q);
+
 /* scratch: of kg_accept_scratch_bytes(run->vocab). */
 void kg_accept_run(const struct kg_accept *run, void *scratch, struct kg_accepted *out);
 

@@ -175,7 +175,10 @@ static void draw_task(void *arg, uint32_t task, uint32_t member)
 
     if (run->done || d->seqs[task].n <= k)
         return;
-    kg_sample(&row, scratch, &run->pick, NULL);
+    if (cpu_draft_q(e, run->slot) != NULL)
+        kg_accept_draw(&row, scratch, &run->pick, q_of(e, run->slot, k));
+    else
+        kg_sample(&row, scratch, &run->pick, NULL);
 }
 
 /* Takes over draft k of every sequence; what is not finite ends its draft. */
