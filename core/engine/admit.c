@@ -167,14 +167,53 @@ void kg_adm_give(struct kg_engine *e, uint32_t kind, const uint32_t *ids, uint32
     }
 }
 
+/*
+ * Under one budget for both kinds, bytes that change from one kind to the other are paid for in
+ * moves: a state's room in the pages' part is some thirty pages that lie scattered. So a kind is
+ * asked for its own room first where that loses nothing worth having: pages that nobody could
+ * resume behind go before anything is moved for new pages (sweep_for), and until a 32nd of all
+ * pages are such, a state takes the place of the least state, which the next pages would have cost
+ * anyway.
+ */
+#define DEAD_SHARE 32
+
+static void sweep_for(struct kg_engine *e, uint32_t n)
+{
+    const struct kg_pool_ops *p = e->parts.pool_ops;
+
+    if (!KG_HAS(p, struct kg_pool_ops, loose)) {
+        return;
+    }
+    uint32_t loose = p->loose(e->pool, KG_PAGE);
+    while (loose < n && kg_cache_sweep(e, n - loose)) {
+        loose = p->loose(e->pool, KG_PAGE);
+    }
+}
+
+/* Room for units of `kind`, of which `shortage` tells; 0: nothing is left to evict. */
+static int evict_for(struct kg_engine *e, uint32_t kind, const struct kg_shortage *shortage)
+{
+    static const uint32_t own[KG_N_KINDS] = {[KG_PAGE] = KG_NONE, [KG_STATE] = 1};
+
+    if (kind == KG_STATE && KG_HAS(e->parts.pool_ops, struct kg_pool_ops, loose) &&
+        !kg_cache_has_dead(e, e->layout.max_units[KG_PAGE] / DEAD_SHARE) &&
+        kg_cache_evict(e, own)) {
+        return 1;
+    }
+    return kg_cache_evict(e, shortage->evict);
+}
+
 /* n units out of a grant; what is promised is there, or cached and goes now. */
 static int take(struct kg_engine *e, uint32_t grant, uint32_t kind, uint32_t n, uint32_t *ids)
 {
     struct kg_shortage shortage;
     int rc = e->parts.pool_ops->shortfall(e->pool, grant, kind, n, &shortage);
 
-    while (rc == KG_EAGAIN && kg_cache_evict(e, shortage.evict)) {
+    while (rc == KG_EAGAIN && evict_for(e, kind, &shortage)) {
         rc = e->parts.pool_ops->shortfall(e->pool, grant, kind, n, &shortage);
+    }
+    if (rc == KG_OK && kind == KG_PAGE) {
+        sweep_for(e, n);
     }
     if (rc == KG_OK) {
         rc = e->parts.pool_ops->take(e->pool, grant, kind, n, ids);

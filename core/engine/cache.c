@@ -73,6 +73,20 @@ int kg_cache_evict(struct kg_engine *e, const uint32_t want[KG_N_KINDS])
     return 1;
 }
 
+int kg_cache_has_dead(const struct kg_engine *e, uint32_t n)
+{
+    return e->index != NULL && n > 0 && kg_index_has_dead(e->index, n);
+}
+
+int kg_cache_sweep(struct kg_engine *e, uint32_t n)
+{
+    uint32_t k = e->index != NULL ? kg_index_evict_dead(e->index, n, e->moved_out) : 0;
+
+    kg_adm_give(e, KG_PAGE, e->moved_out, k, 0);
+    e->stats.evicted[KG_PAGE] += k;
+    return k > 0;
+}
+
 static void own(struct kg_engine *e, uint32_t kind, const uint32_t *ids, uint32_t n,
                 uint32_t cached)
 {

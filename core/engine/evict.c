@@ -394,6 +394,26 @@ int kg_index_evict(struct kg_index *ix, const uint32_t want[KG_N_KINDS], uint32_
     return KG_OK;
 }
 
+uint32_t kg_index_evict_dead(struct kg_index *ix, uint32_t n, uint32_t *pages)
+{
+    struct kg_index_victim victim = {.state = KG_NONE};
+
+    if (n > 0 && ix->list[KG_IX_DEAD].head != KG_NONE) {
+        evict_pages(ix, n, pages, &victim);
+    }
+    return victim.n_pages;
+}
+
+int kg_index_has_dead(const struct kg_index *ix, uint32_t n)
+{
+    uint32_t v = ix->list[KG_IX_DEAD].head;
+
+    for (; v != KG_NONE && ix->nodes[v].n_pages < n; v = ix->nodes[v].list_next) {
+        n -= ix->nodes[v].n_pages;
+    }
+    return v != KG_NONE;
+}
+
 double kg_index_worth(const struct kg_index *ix, uint32_t from, uint32_t to, uint32_t kind)
 {
     double bytes = (double)ix->conf.unit_bytes[KG_STATE] +

@@ -157,6 +157,12 @@ void kg_index_evictable(const struct kg_index *ix, uint32_t n[KG_N_KINDS]);
 int kg_index_evict(struct kg_index *ix, const uint32_t want[KG_N_KINDS], uint32_t *pages,
                    uint32_t max_pages, struct kg_index_victim *victim);
 
+/* Takes up to n pages nobody could resume behind, of one node, into pages[n]: they are worth
+ * nothing. Returns their number, 0: there are none. */
+uint32_t kg_index_evict_dead(struct kg_index *ix, uint32_t n, uint32_t *pages);
+/* 1 when there are at least n of them, n >= 1. O(their nodes), at most n. */
+int kg_index_has_dead(const struct kg_index *ix, uint32_t n);
+
 /* Value of a checkpoint at `to` for a request whose nearest state is at `from` < to, on the scale
  * of kg_index_cheapest: expected reuse that of its kind, all pages between counted. */
 double kg_index_worth(const struct kg_index *ix, uint32_t from, uint32_t to, uint32_t kind);

@@ -346,6 +346,10 @@ void kg_cache_destroy(struct kg_engine *e);
 void kg_cache_evictable(const struct kg_engine *e, uint32_t n[KG_N_KINDS]);
 /* Gives back the cheapest units of a kind that helps (want as in kg_index_evict); 0: none left. */
 int kg_cache_evict(struct kg_engine *e, const uint32_t want[KG_N_KINDS]);
+/* Gives back up to n pages that nobody could resume behind; 0: there are none. */
+int kg_cache_sweep(struct kg_engine *e, uint32_t n);
+/* 1 when there are at least n of them. */
+int kg_cache_has_dead(const struct kg_engine *e, uint32_t n);
 /* Matches a waiting request, anew only if the index changed on its path. Pages it would find. */
 uint32_t kg_cache_look(struct kg_engine *e, struct kg_req *r);
 /* Begins the request's path at what is cached, locked (use = 0: at nothing). Pages it found. The

@@ -399,6 +399,14 @@ static void unified_bytes(const struct kg_pool *pool, struct kg_pool_bytes *byte
     }
 }
 
+static uint32_t unified_loose(const struct kg_pool *pool, uint32_t kind)
+{
+    const struct band *b = &pool->bands[kind], *neighbour = &pool->bands[!kind];
+
+    uint64_t room = pool->layout.arena_bytes - band_frontier(neighbour) * neighbour->stride;
+    return (uint32_t)(room / b->stride) - b->n_used;
+}
+
 static int unified_check(const struct kg_pool *pool, struct kg_error *err)
 {
     uint64_t bytes = 0;
@@ -629,6 +637,7 @@ static const struct kg_pool_ops ops = {
     .n_used = unified_n_used,
     .check = unified_check,
     .compact = unified_compact,
+    .loose = unified_loose,
 };
 
 static const struct kg_plugin plugin = {

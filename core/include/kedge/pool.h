@@ -20,7 +20,7 @@
 #include <kedge/host.h>
 
 #define KG_POOL_MAJOR 1
-#define KG_POOL_MINOR 0
+#define KG_POOL_MINOR 1
 
 /* Capability bits. */
 #define KG_POOL_CAP_MOVES 1ull  /* units may move: moves() can answer some, compact() exists */
@@ -195,6 +195,10 @@ struct kg_pool_ops {
     /* Optional, with KG_POOL_CAP_MOVES: idle compaction of at most max_moves units; returns the
      * number of units that changed place. */
     int (*compact)(struct kg_pool *pool, uint32_t max_moves);
+
+    /* Optional, with KG_POOL_CAP_MOVES: units of a kind that a take would get now without moving
+     * any other unit. O(1). Since minor 1. */
+    uint32_t (*loose)(const struct kg_pool *pool, uint32_t kind);
 };
 
 #endif

@@ -143,6 +143,32 @@ static void a_unit_without_bytes_changes_place_without_a_move(void **state)
     assert_int_equal(healthy().holes, 0);
 }
 
+/* Holes of a kind and the gap are loose for it; what the neighbour holds is not. */
+static void what_is_loose_is_taken_without_a_move(void **state)
+{
+    static uint32_t ids[MOST], others[MOST], got[MOST];
+    uint32_t n_others;
+
+    (void)state;
+    if (!has(KG_POOL_CAP_MOVES) || !KG_HAS(rig.ops, struct kg_pool_ops, loose))
+        return;
+    for (uint32_t k = 0; k < KG_N_KINDS; k++) {
+        reopen();
+        assert_int_equal(rig.ops->loose(rig.pool, k), rig.layout.max_units[k]);
+        (void)swiss(k, ids, others, &n_others); /* no gap, holes among units of kind k */
+        uint32_t n = rig.ops->loose(rig.pool, k);
+        assert_true(n > 0);
+        forget_moves();
+        take(k, n - 1, got);
+        assert_int_equal(forget_moves(), 0);
+        assert_int_equal(rig.ops->loose(rig.pool, k), 1);
+        give(k, n - 1, got);
+        n = rig.ops->loose(rig.pool, !k); /* the gap alone */
+        take(!k, n + 1, got);
+        assert_true(forget_moves() > 0);
+    }
+}
+
 static void idle_compaction_is_capped_and_closes_holes(void **state)
 {
     static uint32_t ids[MOST], others[MOST];
@@ -238,6 +264,7 @@ const struct CMUnitTest move_cases[] = {
     CASE(own_holes_are_used_before_anything_moves),
     CASE(moves_and_changes_lead_to_the_table),
     CASE(a_unit_without_bytes_changes_place_without_a_move),
+    CASE(what_is_loose_is_taken_without_a_move),
     CASE(idle_compaction_is_capped_and_closes_holes),
     CASE(compaction_works_around_pinned_units),
     CASE(pin_that_holds_room_of_a_promise_is_refused),

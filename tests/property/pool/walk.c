@@ -303,6 +303,10 @@ static void take(struct walk_grant *g, uint32_t kind, uint32_t n)
     make_room(g, kind, n);
     uint64_t bound = model_move_bound(&w.m, kind, n);
     uint64_t before = rig_metric(&w.rig, "relocations_total");
+    if (KG_HAS(w.rig.ops, struct kg_pool_ops, loose)) {
+        uint32_t loose = w.rig.ops->loose(w.rig.pool, kind);
+        must((n <= loose) == (bound == 0), "what is loose needs no move, what is not needs one");
+    }
     must(w.rig.ops->take(w.rig.pool, g->id, kind, n, ids) == KG_OK,
          "after a shortfall of nothing a take cannot fail");
     must(rig_metric(&w.rig, "relocations_total") - before <= bound, "urgent moves are bounded");
