@@ -3,7 +3,7 @@
  * drafter over 16 tokens that look at the two tokens before, and 10^5 requests of three tokens each
  * for every rule and way to choose windows. The reference is computed here, from the logits.
  */
-#include "model/accept.h"
+#include "rule_world.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,13 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define V 16
-#define LENGTH 3
-#define CELLS (V * V * V)
-#define REQUESTS 100000
-#define MOST 4 /* drafts of a window */
-#define BEGIN 2
-
 enum window {
     FIXED,     /* MOST drafts each time */
     DRAWN,     /* of a length that was drawn */
@@ -31,98 +24,11 @@ enum window {
     UNSAFE,    /* without drafts that look unlikely themselves */
 };
 
-struct world {
-    uint64_t salt;
+/* A target and a drafter and how windows are chosen. */
+struct choice {
     enum window window;
-    int one_hot;
-    struct kg_sampling sampling;
-    /* [before the last][last][token]; p without penalties */
-    float x[2][V][V][V], q[V][V][V];
-    double log_q[V][V][V], p[V][V][V], survives[V][V];
+    struct world w;
 };
-
-static uint64_t mix(uint64_t h)
-{
-    h = (h ^ h >> 31) * 0x7fb5d329728ea185ull;
-    h = (h ^ h >> 27) * 0x81dadef4bc2dd44dull;
-    return h ^ h >> 33;
-}
-
-static double unit(uint64_t h)
-{
-    return (double)(mix(h) >> 11) * 0x1p-53;
-}
-
-/* Logits: the drafter knows the target by halves. */
-static void make_logits(struct world *w)
-{
-    for (uint32_t i = 0; i < V * V * V; i++) {
-        uint64_t h = mix(w->salt + i * 2654435761ull);
-        double shared = 4 * unit(h);
-        (&w->x[0][0][0][0])[i] = (float)(0.8 * shared + 1.6 * unit(h + 1));
-        (&w->x[1][0][0][0])[i] = (float)(0.7 * shared + 1.2 * unit(h + 2));
-    }
-}
-
-/* Probabilities of a row, by sorting: penalties, temperature, top_k, top_p. */
-static void probs(const struct world *w, const float *x, const uint32_t *in_prompt,
-                  const uint32_t *in_output, double *p)
-{
-    const struct kg_sampling *s = &w->sampling;
-    double e[V], sum = 0, kept = 0;
-    uint32_t order[V];
-
-    for (uint32_t v = 0; v < V; v++) {
-        double l = x[v];
-        if (s->repetition_penalty > 0 && in_prompt[v] + in_output[v] > 0)
-            l = l > 0 ? l / s->repetition_penalty : l * s->repetition_penalty;
-        l -= s->frequency_penalty * in_output[v];
-        e[v] = exp(l / s->temperature);
-        order[v] = v;
-        for (uint32_t i = v; i > 0 && e[order[i]] > e[order[i - 1]]; i--) {
-            uint32_t t = order[i];
-            order[i] = order[i - 1];
-            order[i - 1] = t;
-        }
-    }
-    for (uint32_t i = 0; i < V; i++) {
-        if (s->top_k > 0 && i >= s->top_k)
-            e[order[i]] = 0;
-        sum += e[order[i]];
-    }
-    for (uint32_t i = 0; i < V && s->top_p > 0; i++) {
-        if (kept >= s->top_p * sum)
-            e[order[i]] = 0;
-        kept += e[order[i]];
-    }
-    sum = 0;
-    for (uint32_t v = 0; v < V; v++)
-        sum += e[v];
-    for (uint32_t v = 0; v < V; v++)
-        p[v] = e[v] / sum;
-}
-
-static void make(struct world *w)
-{
-    static const uint32_t none[V];
-    double q[V];
-
-    make_logits(w);
-    for (uint32_t a = 0; a < V; a++) {
-        for (uint32_t b = 0; b < V; b++) {
-            double sum = 0;
-            for (uint32_t v = 0; v < V; v++)
-                sum += q[v] = exp(w->x[0][a][b][v] / w->sampling.temperature);
-            probs(w, w->x[1][a][b], none, none, w->p[a][b]);
-            for (uint32_t v = 0; v < V; v++) {
-                w->q[a][b][v] = (float)(q[v] / sum);
-                w->log_q[a][b][v] = log(q[v] / sum);
-                /* 1 - total variation: what rejection accepts of a draft here */
-                w->survives[a][b] += fmin(w->p[a][b][v], q[v] / sum);
-            }
-        }
-    }
-}
 
 /* --- a request -------------------------------------------------------------------------------- */
 
@@ -133,50 +39,27 @@ struct request {
     uint64_t n_drafted, n_accepted, n_windows;
 };
 
-/* A token of q: coupled with the target's own draw, or by inversion. */
-static uint32_t draw(const struct world *w, const struct request *r, uint32_t k)
-{
-    uint32_t at = r->n + k, a = r->tokens[at - 2], b = r->tokens[at - 1], x = 0;
-
-    if (w->one_hot) { /* a guess that is not drawn, as of prompt lookup */
-        return (a * 5 + b * 3 + 1) % V;
-    }
-    if (w->sampling.accept == KG_ACCEPT_COUPLED) {
-        double best = -INFINITY;
-        for (uint32_t v = 0; v < V; v++) {
-            double score = w->log_q[a][b][v] + kg_sample_noise(w->sampling.seed, at, v);
-            x = score > best ? v : x;
-            best = score > best ? score : best;
-        }
-        return x;
-    }
-    uint64_t noise = kg_sample_stream(w->sampling.seed, KG_STREAM_DRAFT, r->n);
-    double u = kg_sample_uniform(noise, at);
-    for (; x + 1 < V && u >= w->q[a][b][x]; x++)
-        u -= w->q[a][b][x];
-    return x;
-}
-
 /* Drafts up to `most` tokens behind the request's own; returns how many are verified. */
-static uint32_t draft(const struct world *w, struct request *r, uint32_t most, float q[MOST][V])
+static uint32_t draft(const struct choice *c, struct request *r, uint32_t most, float q[MOST][V])
 {
+    const struct world *w = &c->w;
     uint32_t n_safe = most, n_likely = most, lag = r->lag;
 
     for (uint32_t k = 0; k < most; k++) {
         uint32_t a = r->tokens[r->n + k - 2], b = r->tokens[r->n + k - 1];
         if (w->survives[a][b] < 0.8 && n_safe == most)
             n_safe = k;
-        uint32_t x = r->tokens[r->n + k] = draw(w, r, k);
+        uint32_t x = r->tokens[r->n + k] = world_draw(w, r->tokens, r->n, k);
         memcpy(q[k], w->q[a][b], sizeof(q[k]));
         if (w->q[a][b][x] < 0.1f && n_likely == most)
             n_likely = k;
     }
     r->lag = n_safe;
-    switch (w->window) {
+    switch (c->window) {
     case FIXED:
         return most;
     case DRAWN:
-        return (uint32_t)(mix(w->sampling.seed * 31 + r->n) % (most + 1));
+        return (uint32_t)(world_mix(w->sampling.seed * 31 + r->n) % (most + 1));
     case THRESHOLD:
         return n_safe;
     case LAGGED:
@@ -193,13 +76,14 @@ static void count(const struct request *r, struct kg_token_counts *c)
 }
 
 /* One round; windows end before the last token that is wanted, as in the engine. */
-static void round_of(const struct world *w, struct request *r, struct kg_token_counts *counts,
+static void round_of(const struct choice *c, struct request *r, struct kg_token_counts *counts,
                      void *scratch)
 {
+    const struct world *w = &c->w;
     float q[MOST][V], logits[MOST + 1][V];
     struct kg_accepted got;
     uint32_t tokens[MOST + 1], left = BEGIN + LENGTH - r->n;
-    uint32_t n = draft(w, r, left - 1 < MOST ? left - 1 : MOST, q);
+    uint32_t n = draft(c, r, left - 1 < MOST ? left - 1 : MOST, q);
 
     for (uint32_t j = 0; j <= n; j++)
         memcpy(logits[j], w->x[1][r->tokens[r->n + j - 2]][r->tokens[r->n + j - 1]],
@@ -229,53 +113,10 @@ static void round_of(const struct world *w, struct request *r, struct kg_token_c
 
 /* --- the comparison --------------------------------------------------------------------------- */
 
-static void reference(const struct world *w, double *cells)
-{
-    for (uint32_t c = 0; c < CELLS; c++) {
-        uint32_t t[BEGIN + LENGTH] = {3, 5, c / (V * V), c / V % V, c % V};
-        uint32_t in_prompt[V] = {0}, in_output[V] = {0};
-        double p[V];
-        in_prompt[3] = in_prompt[5] = 1;
-        cells[c] = 1.0;
-        for (uint32_t i = BEGIN; i < BEGIN + LENGTH; i++) {
-            if (kg_sampling_has_penalty(&w->sampling))
-                probs(w, w->x[1][t[i - 2]][t[i - 1]], in_prompt, in_output, p);
-            else
-                memcpy(p, w->p[t[i - 2]][t[i - 1]], sizeof(p));
-            cells[c] *= p[t[i]];
-            in_output[t[i]]++;
-        }
-    }
-}
-
-/* How many deviations the statistic lies above its mean (Wilson and Hilferty); cells that are rare
- * count as one. */
-static double deviations(const double *cells, const uint32_t *counts)
-{
-    double stat = 0, rare_want = 0, rare_got = 0;
-    uint32_t n = 0;
-
-    for (uint32_t c = 0; c < CELLS; c++) {
-        double want = cells[c] * REQUESTS;
-        if (want < 8) {
-            rare_want += want;
-            rare_got += counts[c];
-            continue;
-        }
-        stat += (counts[c] - want) * (counts[c] - want) / want;
-        n++;
-    }
-    if (rare_want > 8) {
-        stat += (rare_got - rare_want) * (rare_got - rare_want) / rare_want;
-        n++;
-    }
-    double free = n - 1.0;
-    return (cbrt(stat / free) - (1 - 2 / (9 * free))) / sqrt(2 / (9 * free));
-}
-
 /* Runs the requests; *per_window: accepted drafts. */
-static double run(struct world *w, double *per_window)
+static double run(struct choice *c, double *per_window)
 {
+    struct world *w = &c->w;
     static uint32_t counts[CELLS];
     static double cells[CELLS];
     uint64_t accepted = 0, windows = 0;
@@ -283,26 +124,26 @@ static double run(struct world *w, double *per_window)
     uint64_t mem[64] = {0};
     void *scratch = aligned_alloc(64, (kg_accept_scratch_bytes(V) + 63) / 64 * 64);
 
-    make(w);
+    world_make(w);
     memset(counts, 0, sizeof(counts));
     assert_true(kg_token_counts_bytes(V) <= sizeof(mem));
     kg_token_counts_init(&seen, mem, V);
     for (uint32_t k = 0; k < REQUESTS; k++) {
         struct request r = {.tokens = {3, 5}, .n = BEGIN, .lag = MOST};
-        w->sampling.seed = mix(k + w->salt) + k;
+        w->sampling.seed = world_mix(k + w->salt) + k;
         kg_token_counts_clear(&seen);
         count(&r, &seen);
         while (r.n < BEGIN + LENGTH)
-            round_of(w, &r, &seen, scratch);
+            round_of(c, &r, &seen, scratch);
         const uint32_t *t = r.tokens + BEGIN;
         counts[(t[0] * V + t[1]) * V + t[2]]++;
         accepted += r.n_accepted;
         windows += r.n_windows;
     }
-    reference(w, cells);
+    world_reference(w, cells);
     *per_window = (double)accepted / (double)(windows > 0 ? windows : 1);
     free(scratch);
-    return deviations(cells, counts);
+    return world_deviations(cells, counts, REQUESTS);
 }
 
 static const struct kg_sampling plain = {.temperature = 0.9f};
@@ -312,10 +153,10 @@ static void check_run(const char *name, uint32_t rule, enum window window, int o
 {
     static const char *rules[] = {"coupled", "rejection", "block"};
     static const char *windows[] = {"fixed", "drawn", "threshold", "lagged"};
-    struct world w = {.salt = salt, .window = window, .one_hot = one_hot, .sampling = *sampling};
+    struct choice w = {window, {.salt = salt, .one_hot = one_hot, .sampling = *sampling}};
     double accepted;
 
-    w.sampling.accept = rule;
+    w.w.sampling.accept = rule;
     double z = run(&w, &accepted);
     print_message("%s: %-9s %-9s %s %.3f accepted a window, z %+.2f\n", name, rules[rule],
                   windows[window], one_hot ? "one-hot" : "", accepted, z);
@@ -356,21 +197,19 @@ static void a_window_chosen_by_its_own_drafts_is_found_out(void **state)
 {
     (void)state;
     for (uint32_t rule = KG_ACCEPT_REJECTION; rule <= KG_ACCEPT_BLOCK; rule++) {
-        struct world w = {.salt = 11, .window = UNSAFE};
+        struct choice w = {UNSAFE, {.salt = 11, .sampling = plain}};
         double accepted;
-        w.sampling = plain;
-        w.sampling.accept = rule;
+        w.w.sampling.accept = rule;
         assert_true(run(&w, &accepted) > 10);
     }
 }
 
 static void under_coupling_no_choice_of_windows_can_do_harm(void **state)
 {
-    struct world w = {.salt = 11, .window = UNSAFE};
+    struct choice w = {UNSAFE, {.salt = 11, .sampling = plain}};
     double accepted;
 
     (void)state;
-    w.sampling = plain;
     assert_true(run(&w, &accepted) < 3.5);
 }
 
@@ -380,9 +219,8 @@ static void exactness_costs_acceptance_in_this_order(void **state)
 
     (void)state;
     for (uint32_t rule = KG_ACCEPT_COUPLED; rule <= KG_ACCEPT_BLOCK; rule++) {
-        struct world w = {.salt = 23, .window = FIXED};
-        w.sampling = plain;
-        w.sampling.accept = rule;
+        struct choice w = {FIXED, {.salt = 23, .sampling = plain}};
+        w.w.sampling.accept = rule;
         (void)run(&w, &accepted[rule]);
     }
     assert_true(accepted[KG_ACCEPT_COUPLED] < accepted[KG_ACCEPT_REJECTION]);
@@ -410,13 +248,13 @@ static void without_drafts_and_when_greedy_every_rule_is_plain_decoding(void **s
         s.stop_ids[0] = seed % V;
         for (uint32_t j = 0; j <= MOST; j++) {
             for (uint32_t v = 0; v < V; v++)
-                logits[j][v] = (float)(3 * unit(seed * 1000 + j * V + v));
+                logits[j][v] = (float)(3 * world_unit(seed * 1000 + j * V + v));
         }
         for (uint32_t j = 0; j < MOST; j++) {
             drafts[j] = 0;
             for (uint32_t v = 1; v < V; v++)
                 drafts[j] = logits[j][v] > logits[j][drafts[j]] ? v : drafts[j];
-            drafts[j] = unit(seed * 77 + j) < 0.2 ? (drafts[j] + 1) % V : drafts[j];
+            drafts[j] = world_unit(seed * 77 + j) < 0.2 ? (drafts[j] + 1) % V : drafts[j];
         }
         for (uint32_t rule = KG_ACCEPT_REJECTION; rule <= KG_ACCEPT_BLOCK; rule++) {
             memset(tokens, 0, sizeof(tokens));
@@ -465,7 +303,7 @@ static void agree(struct small *m, uint32_t rule, uint64_t seed)
         }
     }
     for (uint32_t j = 0; j < MOST; j++)
-        m->drafts[j] = (uint32_t)(mix(seed * 9 + j) % V);
+        m->drafts[j] = (uint32_t)(world_mix(seed * 9 + j) % V);
 }
 
 static void decide(struct small *m, uint32_t left)
