@@ -72,6 +72,7 @@ int xrig_try_open(struct xrig *x, const struct xrig_options *o, const char *mode
                                 .max_seqs = o->max_seqs,
                                 .max_rows = o->max_rows,
                                 .max_draft = o->max_draft};
+    char draft[512];
     union {
         uint64_t align;
         uint8_t bytes[256];
@@ -79,6 +80,8 @@ int xrig_try_open(struct xrig *x, const struct xrig_options *o, const char *mode
     kg_plugin_entry_fn *entry;
     const struct kg_plugin *p;
 
+    (void)snprintf(draft, sizeof(draft), "%s/%s", TEST_ROOT, o->draft != NULL ? o->draft : "");
+    args.draft_path = o->draft != NULL ? draft : NULL;
     memset(x, 0, sizeof(*x));
     x->so = dlopen(EXEC_CPU, RTLD_NOW | RTLD_LOCAL);
     if (x->so == NULL)

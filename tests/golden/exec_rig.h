@@ -20,6 +20,7 @@ struct xrig_options {
     uint32_t max_seqs, max_rows;
     uint32_t n_pages, n_states; /* <= XRIG_PAGES, XRIG_STATES; 0: those */
     uint32_t max_draft, rewind; /* rewind: 0 replay, 1 snapshot */
+    const char *draft;          /* drafter below TEST_ROOT; NULL for none */
 };
 
 /* One unit kind of the test's pool. */

@@ -39,7 +39,8 @@ static int rig_units(struct rig *r, uint32_t max_tokens)
     l->slots_per_state = 1;
     l->parts_per_slot = r->ckpt->config.n_kda_layers;
     l->stride[KG_STATE] = r->sizes.state_part_bytes * l->parts_per_slot;
-    l->stride[KG_PAGE] = (r->sizes.token_bytes * r->page_tokens + 63) / 64 * 64;
+    l->stride[KG_PAGE] =
+        ((r->sizes.token_bytes + r->draft_sizes.token_bytes) * r->page_tokens + 63) / 64 * 64;
     l->base[KG_PAGE] = l->stride[KG_STATE] * RIG_STATES;
     l->arena_bytes = l->base[KG_PAGE] + l->stride[KG_PAGE] * n_pages;
     r->units.arena = aligned_alloc(64, l->arena_bytes);
@@ -56,12 +57,39 @@ static int rig_units(struct rig *r, uint32_t max_tokens)
     return 1;
 }
 
+static int open_drafter(struct rig *r, const struct rig_options *o, struct kg_error *err)
+{
+    struct kg_drafter_args args = {.kernels = r->k,
+                                   .team = r->team,
+                                   .target = r->model,
+                                   .ckpt = r->draft_ckpt,
+                                   .max_rows = o->max_rows,
+                                   .max_seqs = RIG_SEQS};
+
+    if (kg_drafter_open(&args, &r->drafter, err) < 0)
+        return 0;
+    kg_drafter_sizes(r->drafter, &r->draft_sizes);
+    return 1;
+}
+
+const float *rig_draft_record(const struct rig *r, uint32_t seq, uint32_t layer, uint32_t token)
+{
+    uint32_t page = r->pages[(size_t)seq * r->pages_per_seq + token / r->page_tokens];
+    const uint8_t *at = r->units.arena + r->units.layout.base[KG_PAGE] +
+                        r->page_table[page] * r->units.layout.stride[KG_PAGE];
+
+    at += r->page_tokens * (r->sizes.token_bytes + layer * r->draft_sizes.record_bytes);
+    at += token % r->page_tokens * r->draft_sizes.record_bytes;
+    return (const float *)(const void *)at;
+}
+
 int rig_open(struct rig *r, const struct rig_options *o)
 {
     struct kg_model_args args = {.max_rows = o->max_rows, .max_seqs = RIG_SEQS, .max_orders = 8};
     struct kg_error err = {0};
 
     memset(r, 0, sizeof(*r));
+    r->spoil = o->spoil;
     r->k = kg_kernels_cpu(o->math, o->isa);
     r->page_tokens = o->page_tokens;
     if (kg_ckpt_open(o->model, &r->ckpt, &err) < 0 ||
@@ -70,9 +98,18 @@ int rig_open(struct rig *r, const struct rig_options *o)
     args.kernels = r->k;
     args.team = r->team;
     args.ckpt = r->ckpt;
+    if (o->draft != NULL) {
+        if (kg_draft_ckpt_open(o->draft, &r->ckpt->config, o->model, &r->draft_ckpt, &err) < 0)
+            goto failed;
+        if (o->change != NULL)
+            o->change(&r->draft_ckpt->config);
+        args.draft = &r->draft_ckpt->config;
+    }
     if (kg_model_open(&args, &r->model, &err) < 0)
         goto failed;
     kg_model_sizes(r->model, &r->sizes);
+    if (o->draft != NULL && !open_drafter(r, o, &err))
+        goto failed;
     if (rig_units(r, o->max_tokens))
         return 1;
 
@@ -84,7 +121,9 @@ failed:
 
 void rig_close(struct rig *r)
 {
+    kg_drafter_close(r->drafter);
     kg_model_close(r->model);
+    kg_draft_ckpt_close(r->draft_ckpt);
     kg_team_destroy(r->team);
     kg_ckpt_close(r->ckpt);
     free(r->units.arena);
@@ -118,6 +157,12 @@ void rig_rows(struct rig *r, uint32_t seq, const uint32_t *tokens, uint32_t n, u
     for (uint32_t i = 0; i < n_logits; i++)
         out_rows[i] = n - n_logits + i;
     kg_model_forward(r->model, &f);
+    if (r->drafter != NULL) {
+        float *features = kg_model_features(r->model);
+        if (r->spoil != NULL)
+            r->spoil(features, n, (size_t)r->draft_ckpt->config.n_taps * r->ckpt->config.hidden);
+        kg_drafter_inject(r->drafter, &r->units, features, &s, &n, 1);
+    }
     r->past[seq] += n;
     free(out_rows);
 }

@@ -5,6 +5,7 @@
 #ifndef KEDGE_TESTS_GOLDEN_RIG_H
 #define KEDGE_TESTS_GOLDEN_RIG_H
 
+#include "model/draft.h"
 #include "model/model.h"
 #include "model/safetensors.h"
 
@@ -19,10 +20,14 @@ struct rig {
     const struct kg_kernels *k;
     struct kg_model *model;
     struct kg_model_sizes sizes;
+    struct kg_draft_ckpt *draft_ckpt; /* NULL without a drafter */
+    struct kg_drafter *drafter;
+    struct kg_drafter_sizes draft_sizes;
     struct kg_model_units units;
     uint32_t pages_per_seq, page_tokens;
     uint32_t *page_table, *state_table, *pages;
     uint32_t past[RIG_SEQS];
+    void (*spoil)(float *features, uint32_t rows, size_t width);
 };
 
 struct rig_options {
@@ -30,6 +35,11 @@ struct rig_options {
     enum kg_math math;
     enum kg_isa isa;
     uint32_t threads, page_tokens, max_rows, max_tokens;
+    const char *draft; /* folder of a drafter; NULL for none */
+    /* changes what its config says before it is opened; may be NULL */
+    void (*change)(struct kg_draft_config *config);
+    /* changes the features before they are injected, (rows, width); may be NULL */
+    void (*spoil)(float *features, uint32_t rows, size_t width);
 };
 
 /* Opens; prints why not and returns 0 on failure. */
@@ -44,6 +54,8 @@ void rig_rows(struct rig *r, uint32_t seq, const uint32_t *tokens, uint32_t n, u
 /* Recurrent matrix of KDA layer `part` of a state as [head][v][k], and window as
  * [q, k, v][oldest..][channel]: the layout of the golden files. */
 void rig_state(const struct rig *r, uint32_t state, uint32_t part, float *matrix, float *window);
+/* One record of the drafter: (kv_lora + rope) values of a token in a draft layer; exact math. */
+const float *rig_draft_record(const struct rig *r, uint32_t seq, uint32_t layer, uint32_t token);
 /* Cached latent and shared key of MLA layer `index` of a sequence's tokens. */
 void rig_latent(const struct rig *r, uint32_t seq, uint32_t index, uint32_t n, float *c, float *kr);
 

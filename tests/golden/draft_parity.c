@@ -1,0 +1,409 @@
+/*
+ * The trained drafter against the numbers PyTorch gave in double precision (parity.json says what
+ * is what), and what each mistake of a port would cost: a wrong tap, position or row drafts
+ * fluently and is not accepted, so acceptance on the target's own texts is what tells.
+ */
+#include "model/draft_impl.h"
+#include "rig.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define TARGET TEST_ROOT "/models/k3-tiny"
+#define DRAFTER TEST_ROOT "/models/k3-tiny-dspark"
+#define MAX_TOKENS 640
+#define LAST 8     /* context rows of a fixture */
+#define ANCHORS 6  /* blocks of a fixture */
+#define LIMIT 1e-4 /* largest difference in exact math */
+#define N_DOMAINS 3
+
+static const char *const domains[N_DOMAINS] = {"fiction", "code", "json"};
+static struct kg_st *golden;
+static json_t *notes;
+
+static int open_files(void **state)
+{
+    struct kg_error err = {0};
+    json_error_t e;
+
+    (void)state;
+    notes = json_load_file(DRAFTER "/parity.json", 0, &e);
+    if (kg_st_open_file(DRAFTER "/parity.safetensors", &golden, &err) < 0 || notes == NULL)
+        fail_msg("%s%s", err.text, notes == NULL ? e.text : "");
+    return 0;
+}
+
+static int close_files(void **state)
+{
+    (void)state;
+    kg_st_close(golden);
+    json_decref(notes);
+    return 0;
+}
+
+static void open_rig(struct rig *r, void (*change)(struct kg_draft_config *),
+                     void (*spoil)(float *, uint32_t, size_t))
+{
+    struct rig_options o = {.model = TARGET,
+                            .math = KG_MATH_EXACT,
+                            .isa = KG_ISA_AVX512_BF16,
+                            .threads = 1,
+                            .page_tokens = 16,
+                            .max_rows = MAX_TOKENS,
+                            .max_tokens = MAX_TOKENS,
+                            .draft = DRAFTER,
+                            .change = change,
+                            .spoil = spoil};
+
+    if (!rig_open(r, &o))
+        fail_msg("the model does not open");
+}
+
+/* --- a block ---------------------------------------------------------------------------------- */
+
+struct block {
+    struct kg_draft_seq seq;
+    uint32_t pages[MAX_TOKENS / 16 + 8];
+};
+
+/* A block at position `past` of sequence 0; its own pages are those of sequence 1. */
+static void begin(struct rig *r, struct block *b, uint32_t past, uint32_t anchor)
+{
+    uint32_t whole = past / r->page_tokens;
+
+    memcpy(b->pages, r->pages, whole * sizeof(uint32_t));
+    for (uint32_t i = 0; i < 3; i++)
+        b->pages[whole + i] = r->pages[r->pages_per_seq + i];
+    b->seq = (struct kg_draft_seq){.past = past,
+                                   .anchor = anchor,
+                                   .n = r->draft_ckpt->config.block,
+                                   .pages = b->pages,
+                                   .tail = r->pages[whole]};
+    kg_drafter_begin(r->drafter, &r->units, &b->seq, 1);
+}
+
+static uint32_t best(const float *row, uint32_t n)
+{
+    uint32_t at = 0;
+
+    for (uint32_t i = 1; i < n; i++)
+        at = row[i] > row[at] ? i : at;
+    return at;
+}
+
+/* Greedy drafts of the block begun; z[k]: raw confidence. */
+static void greedy(struct rig *r, const struct block *b, uint32_t *drafts, float *z)
+{
+    uint32_t before = b->seq.anchor;
+
+    for (uint32_t k = 0; k < b->seq.n; k++) {
+        kg_drafter_next(r->drafter, k, &before);
+        drafts[k] = before = best(kg_drafter_logits(r->drafter, 0, k), r->ckpt->config.vocab);
+        z[k] = r->drafter->s.confidence[0];
+    }
+}
+
+/* --- parity ----------------------------------------------------------------------------------- */
+
+static double worst; /* over everything compared */
+
+static const float *want(const char *domain, const char *what, uint64_t n)
+{
+    char name[96];
+
+    (void)snprintf(name, sizeof(name), "%s.%s", domain, what);
+    return rig_golden(golden, name, n);
+}
+
+static void compare(const char *domain, const char *what, const float *have, const float *with,
+                    uint64_t n)
+{
+    double max = rig_compare(have, with, n).max;
+
+    worst = max > worst ? max : worst;
+    if (!(max <= LIMIT))
+        fail_msg("%s: %s is off by %g", domain, what, max);
+}
+
+static const int32_t *ids_of(const char *domain, uint32_t *n)
+{
+    char name[96];
+
+    (void)snprintf(name, sizeof(name), "%s.ids", domain);
+    const struct kg_st_tensor *t = kg_st_find(golden, name);
+    assert_non_null(t);
+    *n = (uint32_t)t->dims[0];
+    return rig_golden_ids(golden, name, *n);
+}
+
+/* The prompt through the target, `chunk` rows at a time. */
+static void feed(struct rig *r, const int32_t *ids, uint32_t n, uint32_t chunk)
+{
+    uint32_t tokens[MAX_TOKENS];
+
+    for (uint32_t i = 0; i < n; i++)
+        tokens[i] = (uint32_t)ids[i];
+    for (uint32_t at = 0, m; at < n; at += m) {
+        m = n - at < chunk ? n - at : chunk;
+        rig_rows(r, 0, tokens + at, m, 1, NULL, 0);
+    }
+}
+
+/* Taps, fusion and records of the last rows; of taps and fusion those of the last chunk. */
+static void check_context(struct rig *r, const char *domain, uint32_t n, uint32_t chunk)
+{
+    const struct kg_model_config *c = &r->draft_ckpt->config.net;
+    uint32_t last = (n - 1) % chunk + 1, from = last < LAST ? LAST - last : 0;
+    size_t width = (size_t)r->draft_ckpt->config.n_taps * c->hidden;
+    char name[32];
+
+    compare(domain, "taps", kg_model_features(r->model) + (last - (LAST - from)) * width,
+            want(domain, "taps", LAST * width) + from * width, (LAST - from) * width);
+    compare(domain, "fused", r->drafter->s.context + (size_t)(last - (LAST - from)) * c->hidden,
+            want(domain, "fused", (uint64_t)LAST * c->hidden) + (size_t)from * c->hidden,
+            (uint64_t)(LAST - from) * c->hidden);
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        for (uint32_t t = 0; t < LAST; t++) {
+            const float *have = rig_draft_record(r, 0, l, n - LAST + t);
+            (void)snprintf(name, sizeof(name), "latent.%u", l);
+            compare(domain, name, have,
+                    want(domain, name, (uint64_t)LAST * c->kv_lora) + (size_t)t * c->kv_lora,
+                    c->kv_lora);
+            (void)snprintf(name, sizeof(name), "key.%u", l);
+            compare(domain, name, have + c->kv_lora,
+                    want(domain, name, (uint64_t)LAST * c->rope_dim) + (size_t)t * c->rope_dim,
+                    c->rope_dim);
+        }
+    }
+}
+
+/* Blocks at the anchors of the fixture: hidden rows, logits, confidences, greedy drafts. */
+static void check_blocks(struct rig *r, const char *domain, const int32_t *ids)
+{
+    uint32_t vocab = r->ckpt->config.vocab, hidden = r->ckpt->config.hidden;
+    uint32_t n = r->draft_ckpt->config.block, drafts[KG_DRAFT_MAX_BLOCK];
+    float z[KG_DRAFT_MAX_BLOCK];
+    char name[96];
+    struct block b;
+
+    (void)snprintf(name, sizeof(name), "%s.anchors", domain);
+    const int32_t *anchors = rig_golden_ids(golden, name, ANCHORS);
+    (void)snprintf(name, sizeof(name), "%s.drafts", domain);
+    const int32_t *drafted = rig_golden_ids(golden, name, (uint64_t)ANCHORS * n);
+    for (uint32_t a = 0; a < ANCHORS; a++) {
+        uint32_t past = (uint32_t)anchors[a];
+        begin(r, &b, past, (uint32_t)ids[past]);
+        compare(domain, "hidden", kg_drafter_hidden(r->drafter, 0, 0),
+                want(domain, "hidden", (uint64_t)ANCHORS * n * hidden) + (size_t)a * n * hidden,
+                (uint64_t)n * hidden);
+        if (a >= ANCHORS - 2)
+            compare(domain, "base_logits", kg_drafter_logits(r->drafter, 0, 0),
+                    want(domain, "base_logits", (uint64_t)2 * n * vocab) +
+                        (size_t)(a - (ANCHORS - 2)) * n * vocab,
+                    (uint64_t)n * vocab);
+        greedy(r, &b, drafts, z);
+        for (uint32_t k = 0; k < n; k++)
+            assert_int_equal(drafts[k], drafted[a * n + k]);
+        compare(domain, "z", z, want(domain, "z", (uint64_t)ANCHORS * n) + (size_t)a * n, n);
+    }
+    compare(domain, "logits_last", kg_drafter_logits(r->drafter, 0, 0),
+            want(domain, "logits_last", (uint64_t)n * vocab), (uint64_t)n * vocab);
+}
+
+static void features_records_hidden_logits_and_confidences_are_those_of_pytorch(void **state)
+{
+    (void)state;
+    static const uint32_t chunks[] = {MAX_TOKENS, 17};
+    worst = 0;
+    for (uint32_t i = 0; i < N_DOMAINS * 2; i++) {
+        const char *domain = domains[i % N_DOMAINS];
+        uint32_t n;
+        struct rig r;
+        const int32_t *ids = ids_of(domain, &n);
+        open_rig(&r, NULL, NULL);
+        feed(&r, ids, n, chunks[i / N_DOMAINS]);
+        compare(domain, "target_logits_last", kg_model_logits(r.model),
+                want(domain, "target_logits_last", r.ckpt->config.vocab), r.ckpt->config.vocab);
+        check_context(&r, domain, n, chunks[i / N_DOMAINS]);
+        check_blocks(&r, domain, ids);
+        rig_close(&r);
+    }
+    print_message("  largest difference %.2g\n", worst);
+}
+
+static void open_first(struct kg_draft_config *c)
+{
+    c->causal[0] = 0;
+}
+
+static void a_layer_that_is_not_causal_is_that_of_pytorch(void **state)
+{
+    (void)state;
+    worst = 0;
+    for (uint32_t i = 0; i < N_DOMAINS; i++) {
+        uint32_t n, block, hidden;
+        char name[96];
+        struct block b;
+        struct rig r;
+        const int32_t *ids = ids_of(domains[i], &n);
+        open_rig(&r, open_first, NULL);
+        block = r.draft_ckpt->config.block;
+        hidden = r.ckpt->config.hidden;
+        feed(&r, ids, n, MAX_TOKENS);
+        (void)snprintf(name, sizeof(name), "%s.anchors", domains[i]);
+        const int32_t *anchors = rig_golden_ids(golden, name, ANCHORS);
+        for (uint32_t a = 0; a < ANCHORS; a++) {
+            begin(&r, &b, (uint32_t)anchors[a], (uint32_t)ids[anchors[a]]);
+            compare(domains[i], "hidden_open_first", kg_drafter_hidden(r.drafter, 0, 0),
+                    want(domains[i], "hidden_open_first", (uint64_t)ANCHORS * block * hidden) +
+                        (size_t)a * block * hidden,
+                    (uint64_t)block * hidden);
+        }
+        rig_close(&r);
+    }
+    print_message("  largest difference %.2g\n", worst);
+}
+
+/* --- acceptance on the target's texts --------------------------------------------------------- */
+
+static uint32_t early, lost_row; /* mistakes made here and not in the drafter */
+
+/* Right drafts at the head of a block, for every anchor of the target's greedy texts: the mean. */
+static double accepted(void (*change)(struct kg_draft_config *),
+                       void (*spoil)(float *, uint32_t, size_t))
+{
+    double sum = 0, count = 0;
+
+    for (uint32_t i = 0; i < N_DOMAINS; i++) {
+        const json_t *t = json_array_get(json_object_get(notes, "transcripts"), i);
+        uint32_t n, n_greedy, text[MAX_TOKENS], drafts[KG_DRAFT_MAX_BLOCK];
+        uint32_t *prompt = rig_ids(t, "prompt", &n), *rest = rig_ids(t, "greedy", &n_greedy);
+        float z[KG_DRAFT_MAX_BLOCK];
+        struct rig r;
+        struct block b;
+        memcpy(text, prompt, n * sizeof(*text));
+        memcpy(text + n, rest, n_greedy * sizeof(*text));
+        open_rig(&r, change, spoil);
+        rig_rows(&r, 0, text, n + n_greedy, 1, NULL, 0);
+        uint32_t block = r.draft_ckpt->config.block;
+        for (uint32_t a = n; a + block < n + n_greedy; a++) {
+            uint32_t k = 0;
+            begin(&r, &b, a - early, text[a]);
+            if (lost_row) { /* the anchor's row thrown away: row k + 1 yields draft k */
+                size_t vocab = r.ckpt->config.vocab;
+                memmove(r.drafter->s.logits, r.drafter->s.logits + vocab,
+                        (block - 1) * vocab * sizeof(float));
+            }
+            greedy(&r, &b, drafts, z);
+            while (k < block - lost_row && drafts[k] == text[a + 1 + k])
+                k++;
+            sum += k;
+            count++;
+        }
+        rig_close(&r);
+        free(prompt);
+        free(rest);
+    }
+    return sum / count;
+}
+
+static void taps_one_early(struct kg_draft_config *c)
+{
+    for (uint32_t i = 0; i < c->n_taps; i++)
+        c->taps[i]--;
+}
+
+static void taps_one_late(struct kg_draft_config *c)
+{
+    for (uint32_t i = 0; i < c->n_taps && c->taps[i] + 2 < c->target_layers; i++)
+        c->taps[i]++;
+}
+
+static void other_stream(struct kg_draft_config *c)
+{
+    c->stream = KG_TAP_PREFIX_SUM;
+}
+
+static void other_pairs(struct kg_draft_config *c)
+{
+    c->rope.interleave ^= 1;
+}
+
+/* Each token gets the features of the one before it. */
+static void shift_features(float *features, uint32_t rows, size_t width)
+{
+    memmove(features + width, features, (rows - 1) * width * sizeof(*features));
+}
+
+/* The order of the taps of a row reversed. */
+static void reverse_taps(float *features, uint32_t rows, size_t width)
+{
+    size_t d = width / 3;
+
+    for (uint32_t r = 0; r < rows; r++) {
+        float *at = features + r * width;
+        for (size_t i = 0; i < d; i++) {
+            float first = at[i];
+            at[i] = at[2 * d + i];
+            at[2 * d + i] = first;
+        }
+    }
+}
+
+static void a_wrong_tap_position_or_row_is_not_accepted(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        void (*change)(struct kg_draft_config *);
+        void (*spoil)(float *, uint32_t, size_t);
+        uint32_t early, lost_row;
+        double most; /* of the right one's acceptance */
+    } wrong[] = {
+        {"row 0 dropped", NULL, NULL, 0, 1, 0.3},
+        {"block one position early", NULL, NULL, 1, 0, 0.9},
+        {"features of the neighbour token", NULL, shift_features, 0, 0, 0.9},
+        {"taps one layer early", taps_one_early, NULL, 0, 0, 0.9},
+        {"taps one layer late", taps_one_late, NULL, 0, 0, 0.9},
+        {"prefix sum for the mixture", other_stream, NULL, 0, 0, 0.9},
+        {"order of taps reversed", NULL, reverse_taps, 0, 0, 0.9},
+        {"rotation in the other pairs", other_pairs, NULL, 0, 0, 0.95},
+    };
+    json_t *config = json_load_file(DRAFTER "/config.json", 0, NULL);
+    json_int_t steps =
+        json_integer_value(json_object_get(json_object_get(config, "training"), "steps"));
+    json_decref(config);
+    if (steps < 1000) {
+        print_message("skipped: an early export, %d steps, accepts too little to lose\n",
+                      (int)steps);
+        skip();
+    }
+    double right = accepted(NULL, NULL);
+    print_message("  right: %.2f of 7 drafts accepted\n", right);
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        early = wrong[i].early;
+        lost_row = wrong[i].lost_row;
+        double got = accepted(wrong[i].change, wrong[i].spoil);
+        early = lost_row = 0;
+        print_message("  %s: %.2f\n", wrong[i].name, got);
+        if (!(got <= wrong[i].most * right))
+            fail_msg("%s: %.2f of %.2f drafts are still accepted", wrong[i].name, got, right);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(features_records_hidden_logits_and_confidences_are_those_of_pytorch),
+        cmocka_unit_test(a_layer_that_is_not_causal_is_that_of_pytorch),
+        cmocka_unit_test(a_wrong_tap_position_or_row_is_not_accepted),
+    };
+
+    return cmocka_run_group_tests(tests, open_files, close_files);
+}
