@@ -174,6 +174,19 @@ static const char *accept_promise(uint32_t accept)
     }
 }
 
+static void text_tier(const struct kg_check *k, struct kg_buf *b)
+{
+    const struct kg_plugin *p = kg_config_choice(k->config, KG_KIND_TIER)->ref.plugin;
+
+    if (p == NULL || !k->stack->conf->engine.prefix) {
+        (void)kg_buf_puts(b, "off: what memory has no room for is forgotten\n");
+        return;
+    }
+    (void)kg_buf_printf(b, "%s: what is evicted is kept there; a step copies at most ", p->name);
+    put_bytes(b, k->stack->conf->engine.tier_step_bytes);
+    (void)kg_buf_puts(b, " each way\n");
+}
+
 static void text_rules(const struct kg_check *k, struct kg_buf *b)
 {
     static const char *const lifetimes[] = {"prompt", "max", "expected"};
@@ -201,6 +214,8 @@ static void text_rules(const struct kg_check *k, struct kg_buf *b)
     text_rewind(k, b);
     put_line(b, "prefix");
     text_prefix(k, b);
+    put_line(b, "tier");
+    text_tier(k, b);
     put_line(b, "parallel");
     (void)kg_buf_puts(b, "one rank\n");
 }
@@ -273,9 +288,11 @@ static void json_model(const struct kg_check *k, struct kg_buf *b)
         (void)kg_buf_json_str(b, k->stack->conf->lua_script, strlen(k->stack->conf->lua_script));
         (void)kg_buf_printf(b, ",\"hooks\":\"%s\"", hooks);
     }
+    const struct kg_plugin *tier = kg_config_choice(k->config, KG_KIND_TIER)->ref.plugin;
     (void)kg_buf_puts(b, "},\"plugins\":{");
+    put_key(b, "tier", tier != NULL ? tier->name : "off");
     for (uint32_t kind = KG_KIND_POOL; kind <= KG_KIND_EXEC; kind++) {
-        (void)kg_buf_puts(b, kind == KG_KIND_POOL ? "" : ",");
+        (void)kg_buf_putc(b, ',');
         put_key(b, kg_plugin_kind_name(kind), kg_config_choice(k->config, kind)->ref.plugin->name);
     }
     (void)kg_buf_putc(b, '}');

@@ -22,7 +22,7 @@ struct kg_conf {
     const char *model_path; /* absolute or as seen from the current folder; "" for none */
     const char *draft_path; /* "" for none */
     const char *plugin_dir; /* "" for the default */
-    const char *plugins[KG_PLUGIN_KINDS]; /* words of [plugins], NULL for tier */
+    const char *plugins[KG_PLUGIN_KINDS]; /* words of [plugins] */
     struct kg_engine_conf engine;
     const char *cost;                /* "off", "measured" or a file */
     struct kg_cost_table cost_table; /* of the file; engine.cost_table points here */
@@ -74,7 +74,7 @@ const char *kg_config_warnings(const struct kg_config *config);
 
 /* After a good finish; owned by the configuration. */
 const struct kg_conf *kg_config_conf(const struct kg_config *config);
-/* The choice of a kind; its ref.plugin is NULL for tier. */
+/* The choice of a kind; its ref.plugin is NULL for tier = off. */
 const struct kg_choice *kg_config_choice(const struct kg_config *config, uint32_t kind);
 /* One more plugin of a kind by its name, with the options of its section, which were checked by
  * finish; owned by the configuration, one copy a call. KG_ENOENT, KG_EABI, KG_ECONFIG, KG_ENOMEM.

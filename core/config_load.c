@@ -13,6 +13,7 @@ static const struct {
     {"model", "path", false},   {"model", "draft", false}, {"plugins", "dir", false},
     {"lua", "script", false},   {"plugins", "exec", true}, {"plugins", "pool", true},
     {"plugins", "sched", true}, {"plugins", "spec", true}, {"plugins", "comm", true},
+    {"plugins", "tier", true},
 };
 
 static bool is_path(const struct kg_entry *e)
@@ -108,7 +109,7 @@ static void load_choice(struct kg_config *c, uint32_t kind)
     struct kg_choice *choice = &c->choices[kind];
     struct kg_error err = {0};
 
-    if (word == NULL)
+    if (word == NULL || (kind == KG_KIND_TIER && strcmp(word, "off") == 0))
         return;
     if (kg_plugin_load(c->plugin_dir, kind, word, &choice->ref, &err) != KG_OK) {
         choice->ref.plugin = NULL;
@@ -226,6 +227,10 @@ static void refuse_unbuilt(struct kg_config *c)
 static void warn_unbuilt(struct kg_config *c)
 {
     const struct kg_conf *v = &c->conf;
+
+    if (!v->engine.prefix && c->choices[KG_KIND_TIER].ref.plugin != NULL)
+        kg_config_warn(c, where_of(c, "plugins", "tier"),
+                       "[plugins] tier: no effect, [prefix] enabled = no");
 
     if (!v->engine.prefix)
         kg_config_warn(

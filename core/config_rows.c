@@ -32,6 +32,9 @@ static const struct kg_opt plugin_rows[] = {
     STR("sched", plugins[KG_KIND_SCHED], "fcfs", "Who runs in the next step."),
     STR("spec", plugins[KG_KIND_SPEC], "off", "Speculation: what to draft, how much to verify."),
     STR("comm", plugins[KG_KIND_COMM], "self", "Collectives between ranks."),
+    STR("tier", plugins[KG_KIND_TIER], "off",
+        "Where pages and states go that memory has no room for, to come back when they are wanted; "
+        "off: they are forgotten."),
     {0},
 };
 
@@ -78,6 +81,10 @@ static const struct kg_opt prefix_rows[] = {
         "that double. Unit: tokens."),
     U64("ghost_bytes", engine.ghost_bytes, "4m", 0, 1099511627776.0,
         "Most memory for nodes whose units were evicted. Unit: bytes."),
+    U64("tier_step_bytes", engine.tier_step_bytes, "64m", 0, 1099511627776.0,
+        "Most that is copied to the tier in one step, and as much back; one unit always. Larger: "
+        "less "
+        "is dropped, hits are there sooner; smaller: steadier steps. Unit: bytes."),
     {0},
 };
 

@@ -146,6 +146,19 @@ static int open_policies(struct kg_stack *s, struct kg_error *err)
     return s->parts.spec == NULL ? open_spec(s, err) : KG_OK;
 }
 
+/* The engine opens it, when it knows the sizes. */
+static int open_tier(struct kg_stack *s, struct kg_error *err)
+{
+    const struct kg_choice *tier = kg_config_choice(s->config, KG_KIND_TIER);
+
+    s->parts.tier_ops = tier->ref.plugin->ops;
+    s->parts.tier_conf = tier->conf;
+    int rc = make_host(s, KG_KIND_TIER, err);
+    if (rc == KG_OK)
+        s->parts.tier_host = &s->hosts[KG_KIND_TIER]->host;
+    return rc;
+}
+
 int kg_stack_open(const struct kg_config *config, struct kg_stack **stack, struct kg_error *err)
 {
     static const uint32_t kinds[] = {KG_KIND_EXEC, KG_KIND_POOL, KG_KIND_SCHED, KG_KIND_SPEC};
@@ -163,6 +176,8 @@ int kg_stack_open(const struct kg_config *config, struct kg_stack **stack, struc
         (void)kg_fail(err, rc, "out of memory");
     for (size_t i = 0; rc == KG_OK && i < sizeof(kinds) / sizeof(kinds[0]); i++)
         rc = make_host(s, kinds[i], err);
+    if (rc == KG_OK && kg_config_choice(config, KG_KIND_TIER)->ref.plugin != NULL)
+        rc = open_tier(s, err);
     if (rc == KG_OK)
         rc = open_exec(s, err);
     if (rc == KG_OK)

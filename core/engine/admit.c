@@ -336,6 +336,11 @@ static int ask_grant(struct kg_engine *e, struct kg_req *r, int how, struct ask 
         rc = open_grant(e, need, &ask->grant, &kind);
         ask->kind = how == COPY ? kind : ask->kind; /* the first answer is the one to tell */
     }
+    if (rc == KG_OK && r->loading != KG_LOAD_NONE && kg_tier_hold(e, r) != KG_OK) {
+        e->parts.pool_ops->grant_close(e->pool, ask->grant);
+        kg_cache_close(e, r);
+        return ask_grant(e, r, how, ask); /* it left the tier since; there is the arena */
+    }
     if (rc != KG_OK) {
         if (ask->unit != KG_NONE) {
             kg_cache_put_back(e, r, ask->unit);
@@ -401,7 +406,7 @@ enum kg_admit kg_adm_ask(void *ctx, uint32_t index, uint32_t *computed)
         return KG_ADMIT_LATER;
     }
     kg_req_admit(e, r, ask.grant, ask.n_pages, ask.unit);
-    *computed = r->past;
+    *computed = r->loading != KG_LOAD_NONE ? r->reuse.tokens : r->past;
     return KG_ADMIT_YES;
 }
 

@@ -293,6 +293,7 @@ int kg_batch_run(struct kg_engine *e, struct kg_error *err)
 {
     struct kg_error why = {0};
 
+    kg_tier_picks(e);
     take_pages(e);
     kg_adm_sync(e);
     kg_draft_step(e);

@@ -28,7 +28,10 @@ int kg_cache_create(struct kg_engine *e, struct kg_error *err)
                                  .max_units = {l->max_units[KG_PAGE], l->max_units[KG_STATE]},
                                  .unit_bytes = {l->unit_bytes[KG_PAGE], l->unit_bytes[KG_STATE]},
                                  .ghost_bytes = e->conf.ghost_bytes,
-                                 .seed = seed};
+                                 .seed = seed,
+                                 .leave = e->tier != NULL ? kg_tier_leave : NULL,
+                                 .leave_ctx = e,
+                                 .chain_key = {e->chain_key[0], e->chain_key[1]}};
     uint64_t gap = (conf.unit_bytes[KG_STATE] + conf.unit_bytes[KG_PAGE] - 1) /
                    conf.unit_bytes[KG_PAGE] * conf.page_tokens;
 
@@ -107,9 +110,10 @@ uint32_t kg_cache_look(struct kg_engine *e, struct kg_req *r)
     if (!r->has_match || !kg_index_is_fresh(e->index, &r->match)) {
         kg_index_match(e->index, r->job->salt, r->job->tokens, r->n_tokens, &r->match);
         r->has_match = 1;
+        kg_tier_look(e, r);
     }
-    /* Who wants the log probabilities of the prompt must compute it. */
-    return r->job->n_echo_lp == 0 ? r->match.state_tokens / e->layout.page_tokens : 0;
+    return (r->reuse.home == KG_HOME_TIER ? r->reuse.load_from : r->reuse.tokens) /
+           e->layout.page_tokens;
 }
 
 uint32_t kg_cache_open(struct kg_engine *e, struct kg_req *r, int use)
@@ -119,8 +123,14 @@ uint32_t kg_cache_open(struct kg_engine *e, struct kg_req *r, int use)
     if (e->index == NULL || r->job->flags & KG_REQ_NO_CACHE) {
         return 0;
     }
-    use = use && hit > 0;
-    (void)kg_index_open(e->index, &r->match, r->job->salt, use, !r->sighted, &r->path);
+    if (use && r->reuse.home == KG_HOME_TIER) {
+        r->loading = KG_LOAD_PLANNED;
+        (void)kg_index_open_pages(e->index, &r->match, r->job->salt, r->job->tokens,
+                                  hit * e->layout.page_tokens, !r->sighted, &r->path);
+    } else {
+        use = use && hit > 0;
+        (void)kg_index_open(e->index, &r->match, r->job->salt, use, !r->sighted, &r->path);
+    }
     r->sighted = 1;
     return r->path.n_tokens / e->layout.page_tokens;
 }
@@ -144,32 +154,41 @@ void kg_cache_put_back(struct kg_engine *e, struct kg_req *r, uint32_t unit)
     }
 }
 
-void kg_cache_admit(struct kg_engine *e, struct kg_req *r)
+/* What a request need not compute. */
+static void account(struct kg_engine *e, struct kg_req *r)
 {
     const struct kg_index_match *m = &r->match;
     struct kg_event *done = &r->job->done;
+    uint32_t lost = m->page_tokens > r->past ? m->page_tokens - r->past : 0;
 
-    if (!r->path.open) {
-        return;
-    }
-    r->past = r->path.n_tokens;
-    r->n_pages = r->past / e->layout.page_tokens;
-    kg_index_pages(e->index, &r->path, r->job->pages);
-    memset(r->job->cached, 1, r->n_pages);
-    r->source = r->past > 0 ? m->state : KG_NONE;
-    r->last_ckpt = r->past;
-    r->n_offered = r->n_pages;
-    r->branch = m->seen_tokens;
-    r->answer = 0;
     e->stats.reused_tokens += r->past;
-    e->stats.lost_tokens += m->page_tokens - r->past;
+    e->stats.lost_tokens += lost;
     if (done->n_preempted == 0) {
         done->n_cached = r->past;
-        done->n_lost = m->page_tokens - r->past;
+        done->n_lost = lost;
         e->stats.queried_tokens += r->job->n_prompt;
         e->stats.cached_tokens += r->past;
         e->stats.ghost_tokens +=
             m->seen_tokens > m->page_tokens ? m->seen_tokens - m->page_tokens : 0;
+    }
+}
+
+void kg_cache_admit(struct kg_engine *e, struct kg_req *r)
+{
+    if (!r->path.open) {
+        return;
+    }
+    r->n_pages = r->path.n_tokens / e->layout.page_tokens;
+    r->past = r->loading == KG_LOAD_NONE ? r->path.n_tokens : 0;
+    kg_index_pages(e->index, &r->path, r->job->pages);
+    memset(r->job->cached, 1, r->n_pages);
+    r->source = r->past > 0 ? r->match.state : KG_NONE;
+    r->last_ckpt = r->past;
+    r->n_offered = r->n_pages;
+    r->branch = r->match.seen_tokens;
+    r->answer = 0;
+    if (r->loading == KG_LOAD_NONE) {
+        account(e, r);
     }
 }
 
@@ -264,7 +283,12 @@ void kg_cache_close(struct kg_engine *e, struct kg_req *r)
 {
     struct kg_index_victim v;
 
+    if (r->loading == KG_LOAD_HELD) {
+        kg_tier_abort(e, r);
+    }
+    r->loading = KG_LOAD_NONE;
     if (r->path.open && r->nan) {
+        kg_tier_forget(e, r);
         /* Nobody knows where the bad value came from: nothing of this path is resumed again. */
         while (kg_index_distrust(e->index, &r->path, e->moved_out, e->layout.max_units[KG_PAGE],
                                  &v) == KG_OK) {
@@ -353,6 +377,34 @@ static int find_unit(struct kg_engine *e, struct kg_req *r, uint32_t position, u
     return 1;
 }
 
+/* The state that came back is worth a copy for those who come after, if there is a unit for it. */
+static void plant(struct kg_engine *e, struct kg_req *r)
+{
+    uint32_t unit;
+
+    if (!find_unit(e, r, r->past, KG_CKPT_WHY_BRANCH, &unit)) {
+        return;
+    }
+    kg_adm_sync(e);
+    if (e->parts.exec_ops->copy(e->parts.exec, KG_STATE, unit, r->unit) == KG_OK &&
+        kg_index_donate(e->index, &r->path, r->job->tokens, r->past, unit,
+                        kg_ckpt_kind(KG_CKPT_WHY_BRANCH)) == KG_OK) {
+        own(e, KG_STATE, &unit, 1, 1);
+        e->stats.ckpt_written++;
+    } else {
+        kg_adm_give(e, KG_STATE, &unit, 1, 0);
+        e->stats.ckpt_unused++;
+    }
+}
+
+void kg_cache_restored(struct kg_engine *e, struct kg_req *r)
+{
+    account(e, r);
+    insert(e, r);
+    plant(e, r);
+    r->last_ckpt = r->past;
+}
+
 void kg_cache_order(struct kg_engine *e, struct kg_pick *p, struct kg_order *orders, uint32_t *why)
 {
     struct kg_req *r = p->req;
@@ -405,6 +457,9 @@ void kg_cache_stats(struct kg_engine *e)
 
     if (e->index == NULL) {
         return;
+    }
+    if (e->tier != NULL) {
+        e->parts.tier_ops->bytes(e->tier, &s->tier_bytes, &s->tier_limit);
     }
     kg_index_stats(e->index, &x);
     for (uint32_t k = 0; k < KG_N_KINDS; k++) {

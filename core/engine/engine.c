@@ -178,6 +178,9 @@ static int init(struct kg_engine *e, struct kg_error *err)
     }
     rc = make_cost(e, err);
     if (rc == KG_OK) {
+        rc = kg_tier_create(e, err);
+    }
+    if (rc == KG_OK) {
         rc = kg_cache_create(e, err);
     }
     if (rc != KG_OK) {
@@ -240,6 +243,7 @@ void kg_engine_destroy(struct kg_engine *engine)
         engine->parts.pool_ops->close(engine->pool);
     }
     kg_cache_destroy(engine);
+    kg_tier_destroy(engine);
     kg_port_destroy(engine);
     kg_stats_destroy(engine);
     kg_window_destroy(engine);
@@ -274,6 +278,9 @@ static void check_all(struct kg_engine *e)
     if (rc == KG_OK && e->parts.spec_ops != NULL) {
         rc = e->parts.spec_ops->check(e->parts.spec, &why);
     }
+    if (rc == KG_OK && e->tier != NULL) {
+        rc = e->parts.tier_ops->check(e->tier, &why);
+    }
     if (rc != KG_OK) {
         kg_engine_lose(e, &why);
     }
@@ -304,9 +311,11 @@ static int run_step(struct kg_engine *e)
         return changed;
     }
     e->step++;
+    kg_tier_begin(e);
     kg_pol_begin(e, e->parts.exec_ops->now(e->parts.exec));
     kg_adm_disturb(e);
     kg_adm_growth(e);
+    changed += kg_tier_step(e);
     uint64_t ended = e->n_live;
     kg_plan_step(e);
     changed += e->n_live != ended; /* a plan may refuse for good */

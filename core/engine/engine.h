@@ -11,6 +11,7 @@
 #include <kedge/pool.h>
 #include <kedge/sched.h>
 #include <kedge/spec.h>
+#include <kedge/tier.h>
 #include <stdbool.h>
 
 struct kg_engine;
@@ -35,11 +36,13 @@ struct kg_engine_conf {
     uint32_t max_wait_ms;                   /* past it nobody younger is admitted first; 0 off */
     uint32_t queue_timeout_ms; /* a request that waited longer ends with KG_FINISH_TIMEOUT; 0 off */
     uint32_t prefix;           /* [prefix] enabled: 1 to reuse equal beginnings of prompts */
-    uint32_t checkpoint;  /* [prefix] checkpoint: enum kg_ckpt_policy (engine/index_policy.h) */
-    uint32_t interval;    /* [prefix] interval, tokens */
-    uint64_t ghost_bytes; /* [prefix] ghost_bytes */
-    uint32_t accept;      /* [spec] accept: enum kg_accept_rule of requests that say COUPLED */
-    uint32_t debug;       /* check() after each step, poison freed units */
+    uint32_t checkpoint;      /* [prefix] checkpoint: enum kg_ckpt_policy (engine/index_policy.h) */
+    uint32_t interval;        /* [prefix] interval, tokens */
+    uint64_t ghost_bytes;     /* [prefix] ghost_bytes */
+    uint64_t tier_step_bytes; /* most bytes copied to the tier in a step, and from it; the first
+                                 unit always */
+    uint32_t accept;          /* [spec] accept: enum kg_accept_rule of requests that say COUPLED */
+    uint32_t debug;           /* check() after each step, poison freed units */
     const struct kg_engine_test *test; /* engine/test.h; NULL outside tests; copied */
 };
 
@@ -124,6 +127,10 @@ struct kg_engine_parts {
     struct kg_spec *spec;
     uint64_t spec_caps;
     const struct kg_engine_policy *policy; /* NULL: none; outlives the engine */
+    /* Opened by the engine as the pool is; tier_ops NULL: none. */
+    const struct kg_tier_ops *tier_ops;
+    const struct kg_host *tier_host;
+    const void *tier_conf;
 };
 
 /* Other plugins for a running engine, opened by whoever swaps them in; NULL: the kind stays. */
@@ -211,6 +218,17 @@ struct kg_engine_stats {
     uint64_t taken_over;     /* hits whose request works in the cached state itself */
     uint64_t evicted[KG_N_KINDS]; /* cached units given up for room */
     uint64_t n_short[KG_N_KINDS]; /* admissions put off, by the kind that was short */
+    /* The tier. Of evicted states, and of evicted pages before a stored one: stored + had + skipped
+     * is their number. */
+    uint64_t tier_stored[KG_N_KINDS]; /* copied to it */
+    uint64_t tier_had[KG_N_KINDS];    /* there already */
+    uint64_t
+        tier_skipped[KG_N_KINDS];     /* no room there, the step's share used up, or not readable */
+    uint64_t tier_loaded[KG_N_KINDS]; /* copied back */
+    uint64_t tier_failed;             /* gone or not what was put, or the backend would not copy */
+    uint64_t tier_fallbacks;          /* requests that began again without it for that */
+    uint64_t tier_tokens;             /* of reused_tokens, more than the arena alone gave */
+    uint64_t tier_bytes, tier_limit;  /* it keeps, it may keep; now */
     uint64_t drafted, verified, accepted;
     uint64_t preemptions, moves, moved_bytes;
     uint64_t finished[8];   /* by enum kg_finish */

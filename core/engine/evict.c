@@ -334,6 +334,40 @@ static uint32_t top(struct kg_index *ix, uint32_t h)
     return q->n > 0 ? q->node[0] : KG_NONE;
 }
 
+/* --- a second home --- */
+
+/* The state of v was kept: pages before it are wanted there too. Those before a wanted one are. */
+static void want_pages(struct kg_index *ix, uint32_t v)
+{
+    for (; v != KG_IX_ROOT; v = ix->nodes[v].parent) {
+        for (uint32_t c = ix->nodes[v].last; c != KG_NONE; c = ix->prev[c]) {
+            if (ix->wanted[c]) {
+                return;
+            }
+            ix->wanted[c] = 1;
+        }
+    }
+}
+
+static void state_leaves(struct kg_index *ix, uint32_t v)
+{
+    const struct kg_ix_node *n = &ix->nodes[v];
+
+    if (ix->chain != NULL && ix->conf.leave(ix->conf.leave_ctx, KG_STATE, n->state,
+                                            &ix->chain[n->last], n->end * ix->conf.page_tokens)) {
+        want_pages(ix, v);
+    }
+}
+
+/* Page number `end` - 1 of its requests, in cell c. */
+static void page_leaves(struct kg_index *ix, uint32_t c, uint32_t end)
+{
+    if (ix->chain != NULL && ix->wanted[c]) {
+        (void)ix->conf.leave(ix->conf.leave_ctx, KG_PAGE, ix->unit[c], &ix->chain[c],
+                             end * ix->conf.page_tokens);
+    }
+}
+
 /* The last pages of the oldest node nobody could resume behind. */
 static void evict_pages(struct kg_index *ix, uint32_t n, uint32_t *pages,
                         struct kg_index_victim *victim)
@@ -344,6 +378,7 @@ static void evict_pages(struct kg_index *ix, uint32_t n, uint32_t *pages,
         (void)kg_ix_split(ix, v, k - n);
     }
     for (uint32_t c = ix->nodes[v].last; c != KG_NONE; c = ix->prev[c]) {
+        page_leaves(ix, c, ix->nodes[v].end - i);
         pages[i++] = ix->unit[c];
         ix->unit[c] = KG_NONE;
     }
@@ -360,6 +395,7 @@ static void evict_state(struct kg_index *ix, uint32_t v, struct kg_index_victim 
 {
     struct kg_ix_node *n = &ix->nodes[v];
 
+    state_leaves(ix, v);
     victim->state = n->state;
     victim->rank = n->rank;
     ix->floor = n->rank > ix->floor ? n->rank : ix->floor;

@@ -52,12 +52,17 @@ static int alloc_all(struct kg_index *ix)
     ix->next = calloc(ix->max_cells, sizeof(*ix->next));
     ix->prev = calloc(ix->max_cells, sizeof(*ix->prev));
     ix->table = malloc(places * sizeof(*ix->table));
+    if (c->leave != NULL) {
+        ix->chain = calloc(ix->max_cells, sizeof(*ix->chain));
+        ix->wanted = calloc(ix->max_cells, sizeof(*ix->wanted));
+    }
     ix->mark = calloc(most, 1);
     ix->heap[0].node = calloc(c->max_units[KG_STATE] + 1ull, sizeof(uint32_t));
     ix->heap[1].node = calloc(c->max_units[KG_STATE] + 1ull, sizeof(uint32_t));
     if (ix->nodes == NULL || ix->tokens == NULL || ix->unit == NULL || ix->next == NULL ||
         ix->prev == NULL || ix->table == NULL || ix->mark == NULL || ix->heap[0].node == NULL ||
-        ix->heap[1].node == NULL) {
+        ix->heap[1].node == NULL ||
+        (c->leave != NULL && (ix->chain == NULL || ix->wanted == NULL))) {
         return KG_ENOMEM;
     }
     memset(ix->table, 0xff, places * sizeof(*ix->table));
@@ -110,6 +115,8 @@ void kg_index_destroy(struct kg_index *ix)
     free(ix->prev);
     free(ix->table);
     free(ix->mark);
+    free(ix->chain);
+    free(ix->wanted);
     free(ix->heap[0].node);
     free(ix->heap[1].node);
     free(ix);
@@ -229,6 +236,33 @@ int kg_index_open(struct kg_index *ix, const struct kg_index_match *m, uint64_t 
         kg_ix_place(ix, m->node);
     }
     ix->nodes[path->tip].tips++;
+    return KG_OK;
+}
+
+int kg_index_open_pages(struct kg_index *ix, const struct kg_index_match *m, uint64_t salt,
+                        const uint32_t *tokens, uint32_t upto, int counts,
+                        struct kg_index_path *path)
+{
+    uint32_t page = ix->conf.page_tokens, want = upto / page, v = KG_IX_ROOT;
+
+    if (upto % page != 0 || upto > m->page_tokens) {
+        return KG_EINVAL;
+    }
+    int rc = kg_index_open(ix, m, salt, 0, counts, path);
+    if (rc != KG_OK) {
+        return rc;
+    }
+    while (ix->nodes[v].end < want) {
+        v = kg_ix_find(ix, v, salt, tokens + (uint64_t)ix->nodes[v].end * page);
+    }
+    if (ix->nodes[v].end > want) {
+        v = kg_ix_split(ix, v, want - (ix->nodes[v].end - ix->nodes[v].n_pages));
+    }
+    ix->nodes[KG_IX_ROOT].tips--;
+    ix->nodes[v].tips++;
+    path->tip = v;
+    path->n_tokens = upto;
+    lock(ix, v);
     return KG_OK;
 }
 

@@ -21,6 +21,8 @@
 #ifndef KEDGE_ENGINE_INDEX_H
 #define KEDGE_ENGINE_INDEX_H
 
+#include "engine/chain.h"
+
 #include <kedge/types.h>
 
 struct kg_index;
@@ -38,6 +40,15 @@ struct kg_index_conf {
      * what is ranked already is ranked anew when it is touched or about to be evicted. */
     uint64_t (*cost_ns)(void *ctx, uint32_t from, uint32_t to);
     void *cost_ctx;
+    /*
+     * For a second home of what leaves; NULL without one. Called by kg_index_evict for each unit
+     * before it goes, with the chain key and length up to its end: for every state, and for pages
+     * before a state for which it answered 1 (kept). May not call the index.
+     */
+    int (*leave)(void *ctx, uint32_t kind, uint32_t unit, const struct kg_chain *chain,
+                 uint32_t n_tokens);
+    void *leave_ctx;
+    uint64_t chain_key[2]; /* of chain keys, with `leave` */
 };
 
 /* What a prompt would find. Valid until the index changes on its path (kg_index_is_fresh). */
@@ -100,6 +111,14 @@ int kg_index_is_fresh(const struct kg_index *ix, const struct kg_index_match *m)
  */
 int kg_index_open(struct kg_index *ix, const struct kg_index_match *m, uint64_t salt, int use,
                   int counts, struct kg_index_path *path);
+/*
+ * The same, but the path ends after `upto` tokens, a multiple of a page and at most m->page_tokens,
+ * and no state is locked: the caller has one from elsewhere. tokens: of the request, from its
+ * first.
+ */
+int kg_index_open_pages(struct kg_index *ix, const struct kg_index_match *m, uint64_t salt,
+                        const uint32_t *tokens, uint32_t upto, int counts,
+                        struct kg_index_path *path);
 /* Takes the locked state out of the index for the path's request to work in, instead of a copy.
  * KG_NONE when others are copying it. The caller owns it; it was not evictable before. */
 uint32_t kg_index_take_over(struct kg_index *ix, struct kg_index_path *path);

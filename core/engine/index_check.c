@@ -12,6 +12,25 @@ struct sums {
     uint64_t heap[KG_IX_HEAPS], list[KG_IX_LISTS];
 };
 
+/* Cell c of v: its chain key, and what is before a wanted page is wanted. */
+static int check_chain(const struct kg_index *ix, uint32_t v, uint32_t c, struct kg_error *err)
+{
+    const struct kg_ix_node *n = &ix->nodes[v];
+    uint32_t before = ix->prev[c] != KG_NONE ? ix->prev[c] : ix->nodes[n->parent].last;
+    struct kg_chain start = kg_chain_start(ix->conf.chain_key, n->salt);
+    struct kg_chain want =
+        kg_chain_next(ix->conf.chain_key, before != KG_NONE ? &ix->chain[before] : &start,
+                      kg_ix_tokens(ix, c), ix->conf.page_tokens);
+
+    if (memcmp(&want, &ix->chain[c], sizeof(want)) != 0) {
+        return BAD("node %u: cell %u has another chain key", v, c);
+    }
+    if (ix->wanted[c] && before != KG_NONE && !ix->wanted[before]) {
+        return BAD("node %u: cell %u is wanted, the one before it is not", v, c);
+    }
+    return KG_OK;
+}
+
 static int check_cells(const struct kg_index *ix, uint32_t v, struct kg_error *err)
 {
     const struct kg_ix_node *n = &ix->nodes[v];
@@ -20,6 +39,9 @@ static int check_cells(const struct kg_index *ix, uint32_t v, struct kg_error *e
     for (uint32_t c = n->first; c != KG_NONE; c = ix->next[c], k++) {
         if (c >= ix->cell_top || ix->prev[c] != prev || k > n->n_pages) {
             return BAD("node %u: broken list of cells at %u", v, c);
+        }
+        if (ix->chain != NULL && check_chain(ix, v, c, err) != KG_OK) {
+            return KG_EINVAL;
         }
         uint32_t unit = ix->unit[c];
         if (n->ghost != (unit == KG_NONE)) {

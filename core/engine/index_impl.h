@@ -62,9 +62,11 @@ struct kg_index {
     struct kg_index_conf conf;
     struct kg_ix_node *nodes; /* [max_nodes] */
     uint32_t max_nodes, node_top, free_node, n_nodes;
-    uint32_t *tokens;      /* [max_cells][page_tokens] */
-    uint32_t *unit;        /* [max_cells] page id, KG_NONE in ghosts */
-    uint32_t *next, *prev; /* [max_cells] cells of a node; free cells by next */
+    uint32_t *tokens;       /* [max_cells][page_tokens] */
+    uint32_t *unit;         /* [max_cells] page id, KG_NONE in ghosts */
+    uint32_t *next, *prev;  /* [max_cells] cells of a node; free cells by next */
+    struct kg_chain *chain; /* [max_cells] key up to the cell's end; NULL without `leave` */
+    uint8_t *wanted;        /* [max_cells] 1: a state at or behind it was kept elsewhere */
     uint32_t max_cells, cell_top, free_cell, n_cells;
     uint32_t *table; /* [mask + 1] */
     uint32_t mask;

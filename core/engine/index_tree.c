@@ -136,6 +136,25 @@ static void node_free(struct kg_index *ix, uint32_t v)
     ix->n_nodes--;
 }
 
+/* The key of a cell that was appended to v. */
+static void name_cell(struct kg_index *ix, uint32_t v, uint32_t c)
+{
+    const struct kg_ix_node *n = &ix->nodes[v];
+    uint32_t before = ix->prev[c] != KG_NONE ? ix->prev[c] : ix->nodes[n->parent].last;
+    struct kg_chain start;
+
+    if (ix->chain == NULL) {
+        return;
+    }
+    if (before == KG_NONE) { /* below the root */
+        start = kg_chain_start(ix->conf.chain_key, n->salt);
+    }
+    ix->chain[c] =
+        kg_chain_next(ix->conf.chain_key, before == KG_NONE ? &start : &ix->chain[before],
+                      kg_ix_tokens(ix, c), ix->conf.page_tokens);
+    ix->wanted[c] = 0;
+}
+
 void kg_ix_extend(struct kg_index *ix, uint32_t v, const uint32_t *tokens, uint32_t n)
 {
     struct kg_ix_node *x = &ix->nodes[v];
@@ -159,6 +178,7 @@ void kg_ix_extend(struct kg_index *ix, uint32_t v, const uint32_t *tokens, uint3
             x->first = c;
         }
         x->last = c;
+        name_cell(ix, v, c);
     }
     ix->n_cells += n;
     x->n_pages += n;

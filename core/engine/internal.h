@@ -14,6 +14,7 @@
 #include "engine/engine.h"
 #include "engine/index.h"
 #include "engine/index_policy.h"
+#include "engine/reconcile.h"
 #include "engine/test.h"
 
 #include <pthread.h>
@@ -38,6 +39,8 @@ struct kg_job {
     uint8_t *cached;             /* [as pages] 1: the page is the index's, locked for us */
     uint32_t *boundaries;        /* [n_boundaries] */
     uint32_t *marks;             /* [n_marks] */
+    struct kg_chain *chain;      /* [whole pages of n_prompt + max_tokens] with a tier, else NULL */
+    uint32_t n_chain;            /* of them known */
     struct kg_logprob *logprobs; /* [max_tokens][n_lp] */
     struct kg_logprob *echo;     /* [n_prompt - 1][n_echo_lp] of tokens 1.. */
     struct kg_event done;        /* the DONE event */
@@ -49,6 +52,9 @@ enum kg_req_state {
     KG_REQ_PREFILL = 2, /* in `running`; holds slot, grant, state, pages */
     KG_REQ_DECODE = 3,  /* the same; all known tokens but the last are computed */
 };
+
+/* kg_req.loading */
+enum { KG_LOAD_NONE = 0, KG_LOAD_PLANNED = 1, KG_LOAD_HELD = 2 };
 
 /* The engine's half of a request. */
 struct kg_req {
@@ -89,6 +95,11 @@ struct kg_req {
     uint32_t last_ckpt;           /* position of its last checkpoint, the hit included */
     uint32_t n_offered;           /* whole pages the index was last shown */
     uint32_t answer, answer_unit; /* checkpoint at the end of the answer so far; 0 none */
+    /* tier.c */
+    struct kg_reuse reuse; /* of the match, and of what the tier had then */
+    uint32_t loading;      /* KG_LOAD_*: while not NONE nothing is computed and it is not planned */
+    uint32_t load_at;      /* page that comes next */
+    uint32_t state_came, no_tier;
 };
 
 /* Waiting requests by arrival: a window of an array, so that both ends are cheap. */
@@ -251,6 +262,13 @@ struct kg_engine {
     uint32_t gap;           /* tokens whose pages take the bytes of a state */
     uint32_t *moved_out;    /* [max_units[KG_PAGE]] ids on their way */
 
+    struct kg_tier *tier;                 /* NULL: none */
+    unsigned char *tier_buf;              /* one unit with its head */
+    uint64_t tier_bytes[KG_N_KINDS];      /* of a unit, natural */
+    uint64_t tier_kept[KG_N_KINDS];       /* of those, kept: fewer when the backend has none */
+    uint64_t tier_out_left, tier_in_left; /* bytes, of this step */
+    uint64_t chain_key[2];
+
     uint64_t exec_ns;      /* real time inside exec in this step */
     uint64_t moved_clock;  /* the idle step advanced the virtual clock */
     struct kg_error error; /* why the backend was lost */
@@ -285,6 +303,8 @@ void kg_req_admit(struct kg_engine *e, struct kg_req *r, uint32_t grant, uint32_
                   uint32_t unit);
 /* Holder -> waiting: all units go back, known tokens stay. */
 void kg_req_preempt(struct kg_engine *e, struct kg_req *r);
+/* The same for a request that has not computed anything yet and must begin otherwise. */
+void kg_req_requeue(struct kg_engine *e, struct kg_req *r);
 /* The prompt is complete. */
 void kg_req_decode(struct kg_engine *e, struct kg_req *r);
 /* Any state -> free, with the DONE event. text may be NULL. */
@@ -358,6 +378,8 @@ uint32_t kg_cache_open(struct kg_engine *e, struct kg_req *r, int use);
 /* The state the path began at becomes the request's own, KG_NONE if it cannot; and back again. */
 uint32_t kg_cache_take_over(struct kg_engine *e, struct kg_req *r);
 void kg_cache_put_back(struct kg_engine *e, struct kg_req *r, uint32_t unit);
+/* What the tier adds has arrived: into the index with it. */
+void kg_cache_restored(struct kg_engine *e, struct kg_req *r);
 /* The request holds a grant: its list begins with the pages found. */
 void kg_cache_admit(struct kg_engine *e, struct kg_req *r);
 /* A step of the request was waited for: pages and checkpoints into the index. good = 0: the step
@@ -375,6 +397,32 @@ uint32_t kg_cache_own_pages(const struct kg_req *r);
 /* Adds the units the index owns; KG_EINVAL when it is not sound. */
 int kg_cache_check(const struct kg_engine *e, uint64_t used[KG_N_KINDS], struct kg_error *err);
 void kg_cache_stats(struct kg_engine *e);
+
+/* --- tier.c: a second home for what is evicted --- */
+
+/* Before kg_cache_create. */
+int kg_tier_create(struct kg_engine *e, struct kg_error *err);
+void kg_tier_destroy(struct kg_engine *e);
+/* Chain keys of the first n_pages pages of a job. */
+void kg_tier_name(const struct kg_engine *e, struct kg_job *j, uint32_t n_pages);
+/* The index's leave. */
+int kg_tier_leave(void *ctx, uint32_t kind, uint32_t unit, const struct kg_chain *chain,
+                  uint32_t n_tokens);
+/* A request was matched anew: what arena and tier give together. */
+void kg_tier_look(struct kg_engine *e, struct kg_req *r);
+/* A request that shall load has a grant: what it needs may not be dropped any more. Not KG_OK: some
+ * of it is gone, and r->reuse is what the arena has. */
+int kg_tier_hold(struct kg_engine *e, struct kg_req *r);
+/* A loading request gives up. */
+void kg_tier_abort(struct kg_engine *e, struct kg_req *r);
+/* A request's contents are in doubt: nothing of its tokens stays in the tier. */
+void kg_tier_forget(struct kg_engine *e, struct kg_req *r);
+/* A step begins: its shares are whole. */
+void kg_tier_begin(struct kg_engine *e);
+/* Goes on loading, oldest request first; the number of requests that changed. */
+int kg_tier_step(struct kg_engine *e);
+/* The same for those just admitted; picks of requests that are not done yet are left out. */
+void kg_tier_picks(struct kg_engine *e);
 
 /* --- plan.c --- */
 

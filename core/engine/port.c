@@ -243,19 +243,22 @@ static struct kg_job *job_create(const struct kg_engine *e, const struct kg_requ
     size_t tokens = span(n_tokens, sizeof(uint32_t));
     size_t pages = span(kg_adm_max_pages(e, q->n_prompt, max_tokens), sizeof(uint32_t));
     size_t cached = span(kg_adm_max_pages(e, q->n_prompt, max_tokens), 1);
+    size_t chain =
+        e->tier != NULL ? span(n_tokens / e->layout.page_tokens + 1, sizeof(struct kg_chain)) : 0;
     size_t bounds = span((uint64_t)q->n_boundaries + q->n_marks + 1, sizeof(uint32_t));
     size_t lp = span((uint64_t)max_tokens * n_lp + 1, sizeof(struct kg_logprob));
     size_t echo = span((uint64_t)q->n_prompt * n_echo + 1, sizeof(struct kg_logprob));
-    size_t bytes = head + tokens + pages + cached + bounds + lp + echo;
+    size_t bytes = head + chain + tokens + pages + cached + bounds + lp + echo;
 
-    if (tokens == 0 || pages == 0 || cached == 0 || bounds == 0 || lp == 0 || echo == 0) {
+    if ((chain == 0 && e->tier != NULL) || tokens == 0 || pages == 0 || cached == 0 ||
+        bounds == 0 || lp == 0 || echo == 0) {
         return NULL;
     }
     struct kg_job *j = malloc(bytes);
     if (j == NULL) {
         return NULL;
     }
-    uint8_t *at = (uint8_t *)j + head;
+    uint8_t *at = (uint8_t *)j + head + chain;
     *j = (struct kg_job){.bytes = bytes,
                          .id = q->id,
                          .tenant = q->tenant,
@@ -278,6 +281,7 @@ static struct kg_job *job_create(const struct kg_engine *e, const struct kg_requ
     if (q->class_name != NULL) {
         (void)snprintf(j->class_name, sizeof(j->class_name), "%s", q->class_name);
     }
+    j->chain = chain > 0 ? (struct kg_chain *)(void *)((uint8_t *)j + head) : NULL;
     j->tokens = (uint32_t *)(void *)at;
     j->pages = (uint32_t *)(void *)(at += tokens);
     j->cached = at += pages;
@@ -291,6 +295,9 @@ static struct kg_job *job_create(const struct kg_engine *e, const struct kg_requ
     }
     if (q->n_marks > 0) {
         memcpy(j->marks, q->marks, q->n_marks * sizeof(*q->marks));
+    }
+    if (e->tier != NULL && !(q->flags & KG_REQ_NO_CACHE)) {
+        kg_tier_name(e, j, q->n_prompt / e->layout.page_tokens);
     }
     return j;
 }

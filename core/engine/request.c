@@ -37,7 +37,7 @@ static struct kg_sched_req row_of(const struct kg_req *r)
         .n_prompt = r->n_target,
         .n_computed = r->past,
         .decoding = r->state == KG_REQ_DECODE,
-        .paused = r->paused,
+        .paused = r->paused || r->loading == KG_LOAD_HELD,
     };
 }
 
@@ -242,17 +242,23 @@ static void release(struct kg_engine *e, struct kg_req *r)
     e->running_dirty = 1;
 }
 
-void kg_req_preempt(struct kg_engine *e, struct kg_req *r)
+void kg_req_requeue(struct kg_engine *e, struct kg_req *r)
 {
+    kg_req_settle(e); /* one that was just admitted has no place yet */
     release(e, r);
     r->past = 0;
     r->has_match = 0; /* more tokens are known now */
     r->n_target = r->n_tokens;
-    r->job->done.n_preempted++;
-    e->stats.preemptions++;
     e->n_changes++;
     set_state(e, r, KG_REQ_WAITING);
     waiting_insert(e, r);
+}
+
+void kg_req_preempt(struct kg_engine *e, struct kg_req *r)
+{
+    r->job->done.n_preempted++;
+    e->stats.preemptions++;
+    kg_req_requeue(e, r);
 }
 
 void kg_req_end(struct kg_engine *e, struct kg_req *r, uint32_t finish, int rc, const char *text)
@@ -318,7 +324,7 @@ int kg_req_steer(struct kg_engine *e, uint32_t index)
     }
     r->paused = atomic_load_explicit(&c->pause, memory_order_relaxed);
     if (kg_req_holds(r)) {
-        e->running[r->place].paused = r->paused;
+        e->running[r->place].paused = r->paused || r->loading == KG_LOAD_HELD;
     } else {
         e->waiting.rows[waiting_find(&e->waiting, r->arrival)].paused = r->paused;
     }

@@ -268,6 +268,33 @@ static void put_prefix(struct kg_serve *s, struct kg_buf *b, const struct kg_eng
               (double)st->n_short[KG_PAGE], (double)st->n_short[KG_STATE]);
 }
 
+/* The second home of what memory had no room for. */
+static void put_tier(struct kg_serve *s, struct kg_buf *b, const struct kg_engine_stats *st)
+{
+    put_kinds(s, b, "kedge:tier_stored_units_total", KG_COUNTER,
+              "Evicted units copied to the tier, by kind.", (double)st->tier_stored[KG_PAGE],
+              (double)st->tier_stored[KG_STATE]);
+    put_kinds(s, b, "kedge:tier_had_units_total", KG_COUNTER,
+              "Evicted units that were in the tier already, by kind.",
+              (double)st->tier_had[KG_PAGE], (double)st->tier_had[KG_STATE]);
+    put_kinds(s, b, "kedge:tier_skipped_units_total", KG_COUNTER,
+              "Evicted units the tier did not get: no room, or the step's share used up; by kind.",
+              (double)st->tier_skipped[KG_PAGE], (double)st->tier_skipped[KG_STATE]);
+    put_kinds(s, b, "kedge:tier_loaded_units_total", KG_COUNTER,
+              "Units copied back from the tier, by kind.", (double)st->tier_loaded[KG_PAGE],
+              (double)st->tier_loaded[KG_STATE]);
+    put(s, b, "kedge:tier_failed_total", KG_COUNTER,
+        "Copies that did not arrive as they were put; the request goes on without the tier.",
+        (double)st->tier_failed);
+    put(s, b, "kedge:tier_fallbacks_total", KG_COUNTER,
+        "Requests that began again without the tier for that.", (double)st->tier_fallbacks);
+    put(s, b, "kedge:tier_reused_tokens_total", KG_COUNTER,
+        "Reused tokens that memory alone would not have given.", (double)st->tier_tokens);
+    put(s, b, "kedge:tier_bytes", KG_GAUGE, "Bytes the tier keeps.", (double)st->tier_bytes);
+    put(s, b, "kedge:tier_limit_bytes", KG_GAUGE, "Bytes the tier may keep; 0: there is none.",
+        (double)st->tier_limit);
+}
+
 static void put_memory(struct kg_serve *s, struct kg_buf *b, const struct kg_engine_stats *st)
 {
     static const char units[] = "kedge:units_used";
@@ -300,6 +327,7 @@ int kg_stats_write(struct kg_serve *s, struct kg_buf *b)
     kg_engine_stats(s->parts.engine, &st);
     put_engine(s, b, &st);
     put_prefix(s, b, &st);
+    put_tier(s, b, &st);
     put_memory(s, b, &st);
     (void)snprintf(labels, sizeof(labels), "%s,block_size=\"%u\",num_gpu_blocks=\"%u\"",
                    s->model_label, layout->page_tokens, layout->max_units[KG_PAGE]);

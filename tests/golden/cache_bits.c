@@ -4,6 +4,8 @@
  * every depth; then at random, several at a time, in little memory, with relocation in each step,
  * preemption and cancellation. Freed units hold NaN.
  *
+ * The same through a tier: what was evicted came back from host memory, a unit a step or at once.
+ *
  * KEDGE_FULL=1: all pairs of length and depth up to three pages and two tokens, and 2,000 random
  * ones per way; else a sample.
  */
@@ -37,6 +39,7 @@ struct way {
     uint32_t page;           /* effective tokens per page */
     uint32_t batch, relocate, preempt, cancel_one_in;
     uint32_t n_sample, n_full; /* random pairs; 0 and 0: the sweep */
+    uint32_t n_texts;          /* prompts begin with one of so many texts, 0: one */
 };
 
 struct world {
@@ -63,7 +66,7 @@ static void prompt_of(uint32_t i, uint32_t *tokens)
     const struct pair *p = &w.pairs[i];
     struct kg_rng r;
 
-    kg_rng_seed(&r, 1);
+    kg_rng_seed(&r, 1 + (w.way->n_texts > 0 ? i % w.way->n_texts : 0));
     for (uint32_t k = 0; k < p->n; k++) {
         if (k == p->depth)
             kg_rng_seed(&r, 1000 + i);
@@ -96,6 +99,22 @@ static void fill_random(uint32_t page, uint32_t n)
         uint32_t choice = (uint32_t)kg_rng_below(&w.rng, 10);
         p.depth = choice < 8 ? edge[choice] : (uint32_t)kg_rng_below(&w.rng, p.n);
         p.depth = p.depth < p.n ? p.depth : p.n - 1;
+        w.pairs[w.n_pairs++] = p;
+    }
+}
+
+/* One prompt of each text, then parts of them in turn: by then all of them were evicted. */
+static void fill_texts(uint32_t page, uint32_t n)
+{
+    uint32_t most = 3 * page + 2;
+
+    w.n_pairs = 1;
+    for (uint32_t i = 0; i < n; i++) {
+        struct pair p = {.n = most, .depth = most};
+        if (i >= w.way->n_texts) {
+            p.n = 1 + (uint32_t)kg_rng_below(&w.rng, most);
+            p.depth = (uint32_t)kg_rng_below(&w.rng, p.n);
+        }
         w.pairs[w.n_pairs++] = p;
     }
 }
@@ -233,7 +252,8 @@ static void check_pair(uint32_t i)
                  p->depth);
     w.n_hits += p->n_cached > 0;
     w.n_reused += p->n_cached;
-    if (w.way->n_full == 0) { /* the sweep: all there is to find is found, to the page */
+    if (w.way->n_full == 0 &&
+        i > w.way->n_texts) { /* the sweep: all there is to find is found, to the page */
         assert_int_equal(p->n_cached, most / page * page);
         assert_int_equal(p->n_lost, 0);
     }
@@ -250,7 +270,9 @@ static void run_way(const struct way *way)
     w.pairs[w.n_pairs++] = (struct pair){.n = 0};
     w.pairs[w.n_pairs++] = (struct pair){.n = 4 * way->page < 1700 ? 4 * way->page : 1700};
     w.pairs[1].depth = w.pairs[1].n;
-    if (n == 0)
+    if (n == 0 && way->n_texts > 0)
+        fill_texts(way->page, full ? 2000 : 60);
+    else if (n == 0)
         fill_sweep(way->page);
     else
         fill_random(way->page, n);
@@ -279,6 +301,15 @@ static void run_way(const struct way *way)
                   (unsigned long long)s.preemptions, (unsigned long long)s.evicted[KG_PAGE],
                   (unsigned long long)s.evicted[KG_STATE], (unsigned long long)s.moves);
     assert_true(w.n_hits > 0 && w.n_compared > 0);
+    if (strstr(way->sets, "plugins.tier=mem") != NULL) {
+        print_message(
+            "    tier: %llu + %llu units stored, %llu + %llu came back, %llu tokens\n",
+            (unsigned long long)s.tier_stored[KG_PAGE], (unsigned long long)s.tier_stored[KG_STATE],
+            (unsigned long long)s.tier_loaded[KG_PAGE], (unsigned long long)s.tier_loaded[KG_STATE],
+            (unsigned long long)s.tier_tokens);
+        assert_true(s.tier_loaded[KG_PAGE] > 0 && s.tier_loaded[KG_STATE] > 0 && s.tier_tokens > 0);
+        assert_int_equal(s.tier_failed, 0);
+    }
     if (n > 0) {
         assert_true(s.evicted[KG_PAGE] + s.evicted[KG_STATE] > 0);
         assert_true(way->preempt == 0 || s.preemptions > 0);
@@ -305,22 +336,22 @@ static void warm_equals_cold_whatever_happens_between(void **state)
     static const struct way ways[] = {
         {"unified, auto",
          "plugins.pool=unified memory.page_tokens=16 prefix.interval=16 memory.bytes=5m", 16, 6, 2,
-         9, 5, 40, 2000},
+         9, 5, 40, 2000, 0},
         {"unified, branch, page 64",
          "plugins.pool=unified memory.page_tokens=64 prefix.checkpoint=branch memory.bytes=3800k",
-         64, 6, 2, 9, 5, 40, 2000},
+         64, 6, 2, 9, 5, 40, 2000, 0},
         {"split by ratio, boundary",
          "plugins.pool=split pool-split.style=ratio pool-split.states=12 memory.page_tokens=16 "
          "prefix.checkpoint=boundary memory.bytes=4200k",
-         16, 6, 2, 9, 5, 40, 2000},
+         16, 6, 2, 9, 5, 40, 2000, 0},
         {"split by ratio, interval 64, page 64",
          "plugins.pool=split pool-split.style=ratio pool-split.states=12 memory.page_tokens=64 "
          "prefix.checkpoint=interval prefix.interval=64 memory.bytes=5m",
-         64, 6, 2, 9, 5, 40, 2000},
+         64, 6, 2, 9, 5, 40, 2000, 0},
         {"split uniform, auto",
          "plugins.pool=split pool-split.style=uniform memory.page_tokens=16 prefix.interval=16 "
          "memory.bytes=6m",
-         88, 6, 2, 9, 5, 30, 2000},
+         88, 6, 2, 9, 5, 30, 2000, 0},
     };
 
     (void)state;
@@ -328,12 +359,70 @@ static void warm_equals_cold_whatever_happens_between(void **state)
         run_way(&ways[i]);
 }
 
-int main(void)
+/* Memory for less than a text or two, and a tier for all: all there was to find is found. */
+static void what_was_evicted_comes_back_whole(void **state)
 {
+    static const struct way ways[] = {
+        {.name = "tier, one after the other",
+         .sets = "plugins.tier=mem plugins.pool=unified memory.page_tokens=16 "
+                 "prefix.checkpoint=interval prefix.interval=16 engine.max_seqs=2 "
+                 "memory.bytes=1500k",
+         .page = 16,
+         .batch = 1,
+         .n_texts = 6},
+        {.name = "tier, one after the other, split",
+         .sets = "plugins.tier=mem plugins.pool=split pool-split.style=ratio pool-split.states=9 "
+                 "memory.page_tokens=16 prefix.checkpoint=interval prefix.interval=16 "
+                 "engine.max_seqs=2 memory.bytes=3100k prefix.tier_step_bytes=0",
+         .page = 16,
+         .batch = 1,
+         .n_texts = 6},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
+        run_way(&ways[i]);
+}
+
+static void warm_equals_cold_through_a_tier(void **state)
+{
+    static const struct way ways[] = {
+        {"tier, unified, auto",
+         "plugins.tier=mem plugins.pool=unified memory.page_tokens=16 prefix.interval=16 "
+         "memory.bytes=3500k",
+         16, 6, 2, 9, 5, 70, 2000, 6},
+        {"tier, unified, a unit a step, page 64",
+         "plugins.tier=mem prefix.tier_step_bytes=0 plugins.pool=unified memory.page_tokens=64 "
+         "prefix.checkpoint=branch memory.bytes=3400k",
+         64, 6, 2, 9, 5, 70, 2000, 6},
+        {"tier, split by ratio, boundary",
+         "plugins.tier=mem tier-mem.bytes=20m plugins.pool=split pool-split.style=ratio "
+         "pool-split.states=9 memory.page_tokens=16 prefix.checkpoint=boundary "
+         "memory.bytes=3200k",
+         16, 6, 2, 9, 5, 70, 2000, 6},
+        {"tier, split uniform, auto",
+         "plugins.tier=mem plugins.pool=split pool-split.style=uniform memory.page_tokens=16 "
+         "prefix.interval=16 memory.bytes=5m",
+         88, 6, 2, 9, 5, 60, 2000, 5},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
+        run_way(&ways[i]);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tier[] = {
+        cmocka_unit_test(what_was_evicted_comes_back_whole),
+        cmocka_unit_test(warm_equals_cold_through_a_tier),
+    };
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(warm_equals_cold_at_every_depth),
         cmocka_unit_test(warm_equals_cold_whatever_happens_between),
     };
 
+    if (argc > 1 && strcmp(argv[1], "tier") == 0)
+        return cmocka_run_group_tests(tier, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,6 +20,7 @@ struct met {
     uint64_t preemptions, moves, drafted, accepted, drafts_failed, plans_dropped, nan_rows, orders;
     uint64_t reused, lost, cached, written, unused, pruned, taken_over, evicted[2];
     uint64_t finished[8];
+    uint64_t tier_stored[2], tier_had[2], tier_loaded[2], tier_tokens, tier_failed, tier_fallbacks;
 };
 
 struct walk {
@@ -133,6 +134,25 @@ static void choose_hooks(struct walk *w)
     t->force_accept = below(w, 2) ? hook_accept : NULL;
 }
 
+/* None, one that keeps all or little, or one that fails; slow or quick. */
+static void choose_tier(struct walk *w, struct rig_conf *c)
+{
+    static const char *const faults[] = {"bytes=1000000 lose=9",
+                                         "bytes=1000000 spoil=9",
+                                         "bytes=1000000 cut=9",
+                                         "bytes=1000000 fail=9",
+                                         "bytes=1000000 refuse=3",
+                                         "bytes=1000000 forget=9",
+                                         "bytes=30000 lose=20 spoil=20 cut=20 fail=20 refuse=9 "
+                                         "forget=20"};
+    static const char *const sizes[] = {"bytes=1000000", "bytes=20000", "bytes=1000"};
+    uint32_t kind = below(w, 4), fault = below(w, 7), size = below(w, 3), slow = below(w, 2);
+
+    c->tier = kind == 0 ? NULL : kind == 1 ? "fake" : "mem";
+    c->tier_opts = kind == 1 ? faults[fault] : sizes[size];
+    c->tier_step_bytes = slow ? 1 + below(w, 3000) : 0;
+}
+
 static void choose_conf(struct walk *w, struct rig_conf *c, char *spec_opts, char *exec_opts,
                         size_t n)
 {
@@ -157,6 +177,7 @@ static void choose_conf(struct walk *w, struct rig_conf *c, char *spec_opts, cha
     c->max_wait_ms = below(w, 2);
     choose_options(w, c, spec_opts, exec_opts, n);
     choose_hooks(w);
+    choose_tier(w, c);
 }
 
 static void submit_one(struct walk *w)
@@ -302,7 +323,18 @@ static void run_walk(uint64_t seed, struct met *met)
     met->unused += s.ckpt_unused;
     met->pruned += s.ckpt_pruned;
     met->taken_over += s.taken_over;
+    met->tier_tokens += s.tier_tokens;
+    met->tier_failed += s.tier_failed;
+    met->tier_fallbacks += s.tier_fallbacks;
+    assert_true(s.tier_bytes <= s.tier_limit);
+    if (c.tier != NULL && !c.no_prefix) { /* every state that left went somewhere, or is counted */
+        assert_int_equal(s.evicted[KG_STATE],
+                         s.tier_stored[KG_STATE] + s.tier_had[KG_STATE] + s.tier_skipped[KG_STATE]);
+    }
     for (uint32_t k = 0; k < 2; k++) {
+        met->tier_stored[k] += s.tier_stored[k];
+        met->tier_had[k] += s.tier_had[k];
+        met->tier_loaded[k] += s.tier_loaded[k];
         met->evicted[k] += s.evicted[k];
         assert_int_equal(s.n_cached[k], s.n_evictable[k]); /* nothing is locked any more */
     }
@@ -338,7 +370,17 @@ static void outputs_are_the_scripts_whatever_happens(void **state)
         (unsigned long long)met.lost, (unsigned long long)met.written,
         (unsigned long long)met.unused, (unsigned long long)met.pruned,
         (unsigned long long)met.evicted[0], (unsigned long long)met.evicted[1]);
+    print_message(
+        "tier: stored %llu pages %llu states, had %llu %llu, loaded %llu %llu, %llu tokens, "
+        "%llu failed, %llu fell back\n",
+        (unsigned long long)met.tier_stored[0], (unsigned long long)met.tier_stored[1],
+        (unsigned long long)met.tier_had[0], (unsigned long long)met.tier_had[1],
+        (unsigned long long)met.tier_loaded[0], (unsigned long long)met.tier_loaded[1],
+        (unsigned long long)met.tier_tokens, (unsigned long long)met.tier_failed,
+        (unsigned long long)met.tier_fallbacks);
     if (one == NULL) {
+        assert_true(met.tier_loaded[0] > 0 && met.tier_loaded[1] > 0 && met.tier_tokens > 0);
+        assert_true(met.tier_failed > 0 && met.tier_fallbacks > 0);
         assert_true(met.preemptions > 0 && met.moves > 0 && met.accepted > 0 && met.orders > 0);
         assert_true(met.reused > met.cached && met.cached > 0 && met.lost > 0 && met.pruned > 0);
         assert_true(met.evicted[KG_PAGE] > 0 && met.evicted[KG_STATE] > 0 && met.unused > 0 &&

@@ -14,6 +14,9 @@ extern const struct kg_plugin double_sched_lifo;
 /* Split by counts; compact() moves random units. Options pages, states, seed. */
 extern const struct kg_plugin double_pool_shuffle;
 
+/* tier-mem with faults. Options bytes, seed, lose, spoil, cut, fail, refuse, forget. */
+extern const struct kg_plugin double_tier_fake;
+
 /* By kind and name; NULL when there is none. */
 const struct kg_plugin *double_find(uint32_t kind, const char *name);
 

@@ -14,9 +14,9 @@
 
 const struct kg_plugin *double_find(uint32_t kind, const char *name)
 {
-    static const struct kg_plugin *const all[] = {&double_spec_fake_host, &double_spec_fake_model,
-                                                  &double_sched_lifo, &double_pool_shuffle,
-                                                  &kg_builtin_spec_off};
+    static const struct kg_plugin *const all[] = {
+        &double_spec_fake_host, &double_spec_fake_model, &double_sched_lifo, &double_pool_shuffle,
+        &kg_builtin_spec_off,   &kg_builtin_tier_mem,    &double_tier_fake};
 
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         if (all[i]->kind == kind && strcmp(all[i]->name, name) == 0) {
@@ -269,6 +269,7 @@ void rig_open(struct rig *rig, const struct rig_conf *c)
         .cost = c->cost,
         .cost_table = c->cost_table,
         .prefix = !c->no_prefix,
+        .tier_step_bytes = c->tier_step_bytes != 0 ? c->tier_step_bytes : 1 << 20,
         .checkpoint = or (c->checkpoint, KG_CKPT_AUTO + 1) - 1,
         .interval = or (c->interval, 16),
         .max_draft = c->keep_draft,
@@ -277,6 +278,14 @@ void rig_open(struct rig *rig, const struct rig_conf *c)
         .test = c->test,
     };
     rig->parts.policy = c->policy;
+    if (c->tier != NULL) {
+        p = rig_find(KG_KIND_TIER, c->tier);
+        assert_non_null(p);
+        rig_part_open(&rig->tier_part, p, c->tier_opts, 1);
+        rig->parts.tier_ops = p->ops;
+        rig->parts.tier_host = &rig->tier_part.host;
+        rig->parts.tier_conf = rig->tier_part.conf;
+    }
     if (kg_engine_create(&rig->parts, &conf, &rig->engine, &err) != KG_OK) {
         fail_msg("engine: %s", err.text);
     }
@@ -294,6 +303,7 @@ void rig_close(struct rig *rig)
     rig_part_closed(&rig->pool_part);
     rig_part_closed(&rig->sched_part);
     rig_part_closed(&rig->spec_part);
+    rig_part_closed(&rig->tier_part);
     free(rig->outs);
 }
 

@@ -33,12 +33,14 @@ struct rig_conf {
     uint32_t max_draft;             /* of the backend, 8 */
     uint32_t keep_draft;            /* rows the engine keeps room for, 0 */
     uint32_t lifetime, max_wait_ms, queue_timeout_ms;
-    uint32_t no_debug;    /* 1: no checks after each step */
-    uint32_t no_prefix;   /* 1: no prefix reuse; it is on by default */
-    uint32_t checkpoint;  /* enum kg_ckpt_policy + 1; auto */
-    uint32_t interval;    /* tokens, 16 */
-    uint64_t ghost_bytes; /* 64 KiB */
-    uint32_t cost;        /* 1: a cost surface is measured */
+    uint32_t no_debug;                      /* 1: no checks after each step */
+    uint32_t no_prefix;                     /* 1: no prefix reuse; it is on by default */
+    uint32_t checkpoint;                    /* enum kg_ckpt_policy + 1; auto */
+    uint32_t interval;                      /* tokens, 16 */
+    uint64_t ghost_bytes;                   /* 64 KiB */
+    const char *tier, *tier_opts;           /* none */
+    uint64_t tier_step_bytes;               /* 1 MiB */
+    uint32_t cost;                          /* 1: a cost surface is measured */
     const struct kg_cost_table *cost_table; /* or this one is given */
     /* Replaces the backend's table, for backends that fail. */
     const struct kg_exec_ops *(*wrap)(const struct kg_exec_ops *ops);
@@ -71,7 +73,7 @@ struct rig_out {
 };
 
 struct rig {
-    struct rig_part exec_part, pool_part, sched_part, spec_part;
+    struct rig_part exec_part, pool_part, sched_part, spec_part, tier_part;
     struct kg_engine_parts parts;
     struct kg_exec *exec;
     struct kg_engine *engine;
