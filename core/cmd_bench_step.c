@@ -5,22 +5,13 @@
  */
 #include "base/clock.h"
 #include "base/num.h"
-#include "cmd.h"
-#include "stack.h"
+#include "bench_step.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define N_PROMPT 16
-#define MAX_REPEATS 99
-#define MAX_ROWS 16
-
-struct bench {
-    const struct kg_cmd_line *line;
-    uint64_t repeats, steps, warm;
-    uint32_t *step_ns; /* [steps] engine's own time of each step of a repeat */
-};
 
 /* One line of the report: medians over repeats, ns. */
 struct bench_row {
@@ -42,16 +33,15 @@ static int by_double(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double median(double *v, uint64_t n)
+double kg_bench_median(double *v, uint64_t n)
 {
     qsort(v, n, sizeof(*v), by_double);
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
-/* The configuration of a run with n requests: defaults of the bench, the caller's, what must be. */
-static int make_config(const struct bench *b, uint32_t n, struct kg_config **config)
+int kg_bench_step_config(const struct kg_bench_step *b, uint32_t n, uint64_t context, uint64_t rows,
+                         struct kg_config **config)
 {
-    uint64_t context = N_PROMPT + b->warm + b->repeats * b->steps + 64;
     char texts[8][80];
     struct kg_cmd_line line = *b->line;
     int k = 0;
@@ -60,8 +50,8 @@ static int make_config(const struct bench *b, uint32_t n, struct kg_config **con
     (void)snprintf(texts[k++], 80, "exec-null.check=no");
     (void)snprintf(texts[k++], 80, "exec-null.max_context=%llu", (unsigned long long)context);
     (void)snprintf(texts[k++], 80, "engine.max_seqs=%u", n);
-    (void)snprintf(texts[k++], 80, "engine.max_requests=%u", n);
-    (void)snprintf(texts[k++], 80, "engine.step_tokens=%u", n < 512 ? 512 : 2 * n);
+    (void)snprintf(texts[k++], 80, "engine.max_requests=%u", 2 * n + 2);
+    (void)snprintf(texts[k++], 80, "engine.step_tokens=%llu", (unsigned long long)rows);
     /* 16 bytes a token by default, and as much again for states. */
     (void)snprintf(texts[k++], 80, "memory.bytes=%llu",
                    (unsigned long long)(n * (context * 16 + 65536) * 2));
@@ -106,7 +96,8 @@ static void read_events(struct kg_engine *e)
 }
 
 /* Steps until all n requests decode. */
-static int warm_up(const struct bench *b, struct kg_engine *e, uint32_t n, struct kg_error *err)
+static int warm_up(const struct kg_bench_step *b, struct kg_engine *e, uint32_t n,
+                   struct kg_error *err)
 {
     struct kg_engine_stats s = {0};
 
@@ -125,7 +116,8 @@ static int warm_up(const struct bench *b, struct kg_engine *e, uint32_t n, struc
 }
 
 /* One repeat: p50, p99 and mean of the engine's own time, mean time inside the backend. */
-static int repeat(const struct bench *b, struct kg_engine *e, double out[4], struct kg_error *err)
+static int repeat(const struct kg_bench_step *b, struct kg_engine *e, double out[4],
+                  struct kg_error *err)
 {
     struct kg_engine_stats s;
     uint64_t sum = 0, all = 0;
@@ -152,10 +144,10 @@ static int repeat(const struct bench *b, struct kg_engine *e, double out[4], str
     return KG_OK;
 }
 
-static int run_one(const struct bench *b, struct kg_stack *stack, struct bench_row *row,
+static int run_one(const struct kg_bench_step *b, struct kg_stack *stack, struct bench_row *row,
                    struct kg_error *err)
 {
-    double v[4][MAX_REPEATS], out[4] = {0};
+    double v[4][KG_BENCH_REPEATS], out[4] = {0};
     uint32_t most = (uint32_t)(b->warm + b->repeats * b->steps + 1);
     int rc = kg_stack_engine(stack, err);
 
@@ -172,10 +164,10 @@ static int run_one(const struct bench *b, struct kg_stack *stack, struct bench_r
         }
     }
     if (rc == KG_OK) {
-        row->p50 = median(v[0], b->repeats);
-        row->p99 = median(v[1], b->repeats);
-        row->mean = median(v[2], b->repeats);
-        row->exec = median(v[3], b->repeats);
+        row->p50 = kg_bench_median(v[0], b->repeats);
+        row->p99 = kg_bench_median(v[1], b->repeats);
+        row->mean = kg_bench_median(v[2], b->repeats);
+        row->exec = kg_bench_median(v[3], b->repeats);
     }
     return rc;
 }
@@ -185,7 +177,7 @@ static const char *name_of(const struct kg_config *config, uint32_t kind)
     return kg_config_choice(config, kind)->ref.plugin->name;
 }
 
-static void print_head(const struct bench *b, const struct kg_config *config)
+static void print_head(const struct kg_bench_step *b, const struct kg_config *config)
 {
     if (b->line->json) {
         (void)printf("{\"bench\":\"step\",\"pool\":\"%s\",\"sched\":\"%s\",\"spec\":\"%s\","
@@ -203,7 +195,7 @@ static void print_head(const struct bench *b, const struct kg_config *config)
                  (unsigned long long)b->steps);
 }
 
-static void print_row(const struct bench *b, const struct bench_row *r, int first)
+static void print_row(const struct kg_bench_step *b, const struct bench_row *r, int first)
 {
     if (b->line->json) {
         (void)printf("%s{\"requests\":%u,\"p50_us\":%.3f,\"p99_us\":%.3f,\"mean_us\":%.3f,"
@@ -217,13 +209,14 @@ static void print_row(const struct bench *b, const struct bench_row *r, int firs
 }
 
 /* One count of requests, from configuration to line. */
-static int bench_count(const struct bench *b, uint32_t n, int first)
+static int bench_count(const struct kg_bench_step *b, uint32_t n, int first)
 {
     struct bench_row row = {.n_seqs = n};
     struct kg_error err = {0};
     struct kg_config *config;
     struct kg_stack *stack;
-    int rc = make_config(b, n, &config);
+    uint64_t context = N_PROMPT + b->warm + b->repeats * b->steps + 64;
+    int rc = kg_bench_step_config(b, n, context, n < 512 ? 512 : 2 * n, &config);
 
     if (rc >= 0) {
         return rc;
@@ -249,8 +242,8 @@ static int bad(const char *flag, const char *text, const char *wanted)
     return KG_EXIT_USAGE;
 }
 
-/* "1,64,256" into counts; their number, or -1. */
-static int parse_counts(const char *text, uint32_t counts[MAX_ROWS])
+/* "1,64,256" into counts, each 1 .. most; their number, or -1. */
+static int parse_counts(const char *text, uint64_t most, uint32_t counts[KG_BENCH_ROWS])
 {
     char copy[200];
     char *rest = copy, *word;
@@ -262,7 +255,7 @@ static int parse_counts(const char *text, uint32_t counts[MAX_ROWS])
     (void)snprintf(copy, sizeof(copy), "%s", text);
     while ((word = strsep(&rest, ",")) != NULL) {
         uint64_t v = 0;
-        if (n == MAX_ROWS || kg_num_u64(word, &v) != KG_OK || v == 0 || v > 4096) {
+        if (n == KG_BENCH_ROWS || kg_num_u64(word, &v) != KG_OK || v == 0 || v > most) {
             return -1;
         }
         counts[n++] = (uint32_t)v;
@@ -272,16 +265,21 @@ static int parse_counts(const char *text, uint32_t counts[MAX_ROWS])
 
 int kg_cmd_bench_step(int argc, char **argv)
 {
-    const char *seqs = "1,64,256", *repeats = "7", *steps = "1000";
+    const char *seqs = "1,64,256", *repeats = "7", *steps = "1000", *output = NULL, *prompt = "256";
     const struct kg_cmd_flag flags[] = {
         {"--requests", "LIST", "running requests, comma separated (1,64,256)", &seqs, NULL},
         {"--repeats", "N", "repeats a figure is the median of (7)", &repeats, NULL},
         {"--steps", "N", "steps of a repeat (1000)", &steps, NULL},
+        {"--output-tokens", "LIST",
+         "requests end after so many tokens and others begin; policy script off and on, in turns",
+         &output, NULL},
+        {"--prompt-tokens", "N", "of those requests (256)", &prompt, NULL},
         {0},
     };
     struct kg_cmd_line line;
-    struct bench b = {.line = &line, .warm = 100};
-    uint32_t counts[MAX_ROWS];
+    struct kg_bench_step b = {.line = &line, .warm = 100};
+    uint32_t counts[KG_BENCH_ROWS], outputs[KG_BENCH_ROWS];
+    int n_outputs = 0;
 
     int rc = kg_cmd_parse(&line, argc, argv, "kedge bench step [-c FILE] [--requests LIST]",
                           "Measures the engine's own time per step, with a backend that costs "
@@ -290,15 +288,23 @@ int kg_cmd_bench_step(int argc, char **argv)
     if (rc >= 0) {
         return rc;
     }
-    int n = parse_counts(seqs, counts);
+    int n = parse_counts(seqs, 4096, counts);
     if (n < 1) {
         return bad("--requests", seqs, "up to 16 numbers of 1 .. 4096");
     }
-    if (kg_num_u64(repeats, &b.repeats) != KG_OK || b.repeats < 1 || b.repeats > MAX_REPEATS) {
+    if (kg_num_u64(repeats, &b.repeats) != KG_OK || b.repeats < 1 || b.repeats > KG_BENCH_REPEATS) {
         return bad("--repeats", repeats, "1 .. 99");
     }
     if (kg_num_u64(steps, &b.steps) != KG_OK || b.steps < 10 || b.steps > 100000) {
         return bad("--steps", steps, "10 .. 100000");
+    }
+    if (kg_num_u64(prompt, &b.prompt) != KG_OK || b.prompt < 1 || b.prompt > 65536) {
+        return bad("--prompt-tokens", prompt, "1 .. 65536");
+    }
+    if (output != NULL) {
+        n_outputs = parse_counts(output, 65536, outputs);
+        return n_outputs < 1 ? bad("--output-tokens", output, "up to 16 numbers of 1 .. 65536")
+                             : kg_bench_step_churn(&b, counts, n, outputs, n_outputs);
     }
     b.step_ns = calloc(b.steps, sizeof(*b.step_ns));
     if (b.step_ns == NULL) {

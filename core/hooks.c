@@ -128,6 +128,13 @@ static int admit(void *ctx, const struct kg_admit_view *v, struct kg_admit_answe
     return KG_OK;
 }
 
+static bool has_admit(void *ctx)
+{
+    const struct kg_hooks *h = ctx;
+
+    return kg_policy_has(h->policy, KG_HOOK_ADMIT);
+}
+
 static bool has_window(void *ctx)
 {
     const struct kg_hooks *h = ctx;
@@ -196,7 +203,7 @@ int kg_hooks_open(const struct kg_conf *conf, bool timed, struct kg_log *log,
         .log = log_line,
         .log_ctx = h};
     h->log = log;
-    h->engine = (struct kg_engine_policy){h, step, admit, has_window, window};
+    h->engine = (struct kg_engine_policy){h, step, admit, has_admit, has_window, window};
     h->serve = (struct kg_serve_policy){h, has_arrive, arrive, reload};
     int rc = kg_policy_create(&policy, &h->policy, &why);
     if (rc == KG_OK)

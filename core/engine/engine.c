@@ -358,6 +358,11 @@ int kg_engine_step(struct kg_engine *engine, struct kg_error *err)
     return changed > 0;
 }
 
+void kg_engine_use_policy(struct kg_engine *engine, const struct kg_engine_policy *policy)
+{
+    engine->parts.policy = policy;
+}
+
 /* --- the thread --- */
 
 /* Sleeps until the inbox speaks or the next deadline of the real clock. */

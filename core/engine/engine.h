@@ -106,8 +106,10 @@ struct kg_engine_policy {
     /* KG_OK: *answer is the policy's. KG_ENOENT: it has none, the built-in rule answers. KG_EAGAIN:
      * it may not be asked any more in this step. */
     int (*admit)(void *ctx, const struct kg_admit_view *view, struct kg_admit_answer *answer);
-    /* Both NULL: windows are none of its business. has_window: it would be asked; changes at
-     * step() only. window: results as of admit. */
+    /* It has a word on admissions. Changes at step() only, as has_window. NULL: always. */
+    bool (*has_admit)(void *ctx);
+    /* Both NULL: windows are none of its business. has_window: it would be asked. window: results
+     * as of admit. */
     bool (*has_window)(void *ctx);
     int (*window)(void *ctx, const struct kg_window_view *view, struct kg_window_answer *answer);
 };
@@ -265,6 +267,10 @@ void kg_engine_stop(struct kg_engine *engine);
  * to the next deadline if there is one), negative when the backend is lost.
  */
 int kg_engine_step(struct kg_engine *engine, struct kg_error *err);
+
+/* Takes the policy away, or puts it back, between two steps of an engine whose thread is not
+ * started: to measure what it costs. Nobody may be put off by it. */
+void kg_engine_use_policy(struct kg_engine *engine, const struct kg_engine_policy *policy);
 
 /* --- Caller side: one thread (the loop), the same for all of these --- */
 

@@ -212,6 +212,7 @@ struct kg_engine {
     uint32_t n_admitted, n_asked, planning;
     uint64_t n_changes;   /* requests begun, ended, preempted, rules replaced: from 1 */
     uint64_t n_rules;     /* rules replaced: from 1 */
+    uint32_t asks;        /* the policy has a word on admissions in this step */
     uint32_t n_held;      /* requests the policy put off */
     uint32_t n_put_off;   /* of them, in this step: the next one shows the scheduler others */
     uint64_t ask_at_ns;   /* when the first of them is asked about again */

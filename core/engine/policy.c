@@ -25,6 +25,7 @@ void kg_pol_begin(struct kg_engine *e, uint64_t now_ns)
     int replaced = p->step(p->ctx) != 0;
     e->n_changes += replaced;
     e->n_rules += replaced;
+    e->asks = p->has_admit == NULL || p->has_admit(p->ctx);
     e->n_put_off = 0;
     e->ask_at_ns = UINT64_MAX;
     if (e->n_held == 0) {
@@ -104,6 +105,10 @@ enum kg_admit kg_pol_ask(struct kg_engine *e, struct kg_req *r, const uint32_t n
     struct kg_admit_answer answer = {.lifetime = e->conf.lifetime};
 
     if (p == NULL || r->admission != 0) {
+        return KG_ADMIT_YES;
+    }
+    if (!e->asks) {
+        r->lifetime = e->conf.lifetime;
         return KG_ADMIT_YES;
     }
     if (r->asked == e->n_changes) { /* its answer stands; begin() releases those whose time came */

@@ -154,7 +154,7 @@ uint32_t kg_window_step(struct kg_engine *e)
     const struct kg_engine_policy *p = e->parts.policy;
     uint32_t most = 0;
 
-    e->windows = e->classes != NULL && e->block > 0 && p->has_window(p->ctx);
+    e->windows = p != NULL && e->classes != NULL && e->block > 0 && p->has_window(p->ctx);
     if (!e->windows) {
         return e->block;
     }

@@ -3,180 +3,294 @@
 
 #include "base/clock.h"
 
+#include <lualib.h>
 #include <string.h>
 
-/* --- giving: fields of the table on top --- */
+/* --- giving: the two tables of a hook --- */
 
-/* Names of fields; each is an upvalue of the function that runs a call, made once per state. */
-#define KEYS(X)                                 \
-    X(ACCEPTED, "accepted")                     \
-    X(ARENA_BYTES, "arena_bytes")               \
-    X(BATCH, "batch")                           \
-    X(BLOCK, "block")                           \
-    X(CACHED_BYTES, "cached_bytes")             \
-    X(CLASS, "class")                           \
-    X(CONTEXT_TOKENS, "context_tokens")         \
-    X(ECHO, "echo")                             \
-    X(ENDPOINT, "endpoint")                     \
-    X(FREE_BYTES, "free_bytes")                 \
-    X(HIT_PAGE_TOKENS, "hit_page_tokens")       \
-    X(HIT_STATE_TOKENS, "hit_state_tokens")     \
-    X(LIVE_BYTES, "live_bytes")                 \
-    X(MAX_RUNNING, "max_running")               \
-    X(MAX_SEQUENCES, "max_sequences")           \
-    X(MAX_TOKENS, "max_tokens")                 \
-    X(N, "n")                                   \
-    X(NEED_BYTES, "need_bytes")                 \
-    X(NEED_PAGES, "need_pages")                 \
-    X(NEED_STATES, "need_states")               \
-    X(NOW_S, "now_s")                           \
-    X(PAGE_CACHED_BYTES, "page_cached_bytes")   \
-    X(PAGE_LIVE_BYTES, "page_live_bytes")       \
-    X(PAGES_CACHED, "pages_cached")             \
-    X(PAGES_LIVE, "pages_live")                 \
-    X(PRIORITY, "priority")                     \
-    X(PROMISED_BYTES, "promised_bytes")         \
-    X(PROMPT_TOKENS, "prompt_tokens")           \
-    X(PROMPTS, "prompts")                       \
-    X(RUNNING, "running")                       \
-    X(SEQUENCES, "sequences")                   \
-    X(STATE_CACHED_BYTES, "state_cached_bytes") \
-    X(STATE_LIVE_BYTES, "state_live_bytes")     \
-    X(STATES_CACHED, "states_cached")           \
-    X(STATES_LIVE, "states_live")               \
-    X(STEP_TOKENS, "step_tokens")               \
-    X(STREAM, "stream")                         \
-    X(TENANT, "tenant")                         \
-    X(USER, "user")                             \
-    X(VERIFIED, "verified")                     \
-    X(WAITED_MS, "waited_ms")                   \
-    X(WAITING, "waiting")
+/* What a field of a table is made from. */
+enum field_type {
+    FIELD_U32,
+    FIELD_U64,
+    FIELD_BOOL,
+    FIELD_STR,     /* const char * */
+    FIELD_SECONDS, /* uint64_t ns */
+    FIELD_MS,      /* uint64_t ns */
+    FIELD_SUM,     /* of uint64_t [KG_N_KINDS] */
+};
 
-#define AS_ENUM(id, name) KEY_##id,
-#define AS_NAME(id, name) [KEY_##id] = name,
-enum key { KEYS(AS_ENUM) N_KEYS };
-static const char *const key_names[N_KEYS] = {KEYS(AS_NAME)};
+struct field {
+    const char *name;
+    uint32_t type; /* enum field_type */
+    uint32_t offset;
+};
 
-int kg_script_push_keys(lua_State *L)
+#define FIELD(of, name, type, member)                   \
+    {                                                   \
+        name, FIELD_##type, offsetof(struct of, member) \
+    }
+
+#define REQ(name, type, member) FIELD(kg_policy_arrive, name, type, member)
+static const struct field arrive_req[] = {
+    REQ("tenant", STR, tenant),
+    REQ("user", STR, user),
+    REQ("endpoint", STR, endpoint),
+    REQ("stream", BOOL, stream),
+    REQ("echo", BOOL, echo),
+    REQ("prompts", U32, n_prompts),
+    REQ("n", U32, n),
+    REQ("prompt_tokens", U64, prompt_tokens),
+    REQ("max_tokens", U32, max_tokens),
+    REQ("priority", U32, priority),
+};
+
+#define LOAD(name, type, member) FIELD(kg_policy_load, name, type, member)
+static const struct field arrive_view[] = {
+    LOAD("now_s", SECONDS, now_ns),
+    LOAD("sequences", U32, sequences),
+    LOAD("max_sequences", U32, max_sequences),
+    LOAD("running", U32, running),
+    LOAD("waiting", U32, waiting),
+    LOAD("arena_bytes", U64, arena_bytes),
+    LOAD("live_bytes", U64, live_bytes),
+    LOAD("cached_bytes", U64, cached_bytes),
+    LOAD("promised_bytes", U64, promised_bytes),
+};
+
+#define ADMIT(name, type, member) FIELD(kg_policy_admit, name, type, member)
+static const struct field admit_req[] = {
+    ADMIT("tenant", STR, tenant),
+    ADMIT("class", STR, class_name),
+    ADMIT("priority", U32, priority),
+    ADMIT("prompt_tokens", U32, prompt_tokens),
+    ADMIT("max_tokens", U32, max_tokens),
+    ADMIT("hit_page_tokens", U32, hit_page_tokens),
+    ADMIT("hit_state_tokens", U32, hit_state_tokens),
+    ADMIT("waited_ms", MS, waited_ns),
+    ADMIT("need_pages", U32, need_units[KG_PAGE]),
+    ADMIT("need_states", U32, need_units[KG_STATE]),
+    ADMIT("need_bytes", SUM, need_bytes),
+};
+static const struct field admit_view[] = {
+    ADMIT("now_s", SECONDS, now_ns),
+    ADMIT("waiting", U32, waiting),
+    ADMIT("running", U32, running),
+    ADMIT("max_running", U32, max_running),
+    ADMIT("step_tokens", U32, step_tokens),
+    ADMIT("arena_bytes", U64, arena_bytes),
+    ADMIT("free_bytes", U64, free_bytes),
+    ADMIT("promised_bytes", U64, promised_bytes),
+    ADMIT("page_live_bytes", U64, live_bytes[KG_PAGE]),
+    ADMIT("state_live_bytes", U64, live_bytes[KG_STATE]),
+    ADMIT("page_cached_bytes", U64, cached_bytes[KG_PAGE]),
+    ADMIT("state_cached_bytes", U64, cached_bytes[KG_STATE]),
+    ADMIT("pages_live", U32, live_units[KG_PAGE]),
+    ADMIT("states_live", U32, live_units[KG_STATE]),
+    ADMIT("pages_cached", U32, cached_units[KG_PAGE]),
+    ADMIT("states_cached", U32, cached_units[KG_STATE]),
+};
+
+#define CLASS(name, type, member) FIELD(kg_policy_class, name, type, member)
+static const struct field window_class[] = {
+    CLASS("tenant", STR, tenant),       CLASS("class", STR, class_name),
+    CLASS("sequences", U32, sequences), CLASS("context_tokens", U32, context_tokens),
+    CLASS("verified", U64, verified),   CLASS("accepted", U64, accepted),
+};
+static const struct field window_view[] = {
+    CLASS("now_s", SECONDS, now_ns),
+    CLASS("block", U32, block),
+    CLASS("batch", U32, batch),
+};
+
+#define SHAPE(fields)                              \
+    {                                              \
+        fields, sizeof(fields) / sizeof(fields[0]) \
+    }
+static const struct shape {
+    const struct field *fields;
+    uint32_t n; /* <= 32: `used` of a table has a bit for each */
+} shapes[KG_N_HOOKS][2] = {
+    [KG_HOOK_ARRIVE] = {SHAPE(arrive_req), SHAPE(arrive_view)},
+    [KG_HOOK_ADMIT] = {SHAPE(admit_req), SHAPE(admit_view)},
+    [KG_HOOK_WINDOW] = {SHAPE(window_class), SHAPE(window_view)},
+};
+
+static void push_u64(lua_State *L, uint64_t v)
 {
-    luaL_checkstack(L, N_KEYS, NULL);
-    for (int i = 0; i < N_KEYS; i++)
-        lua_pushstring(L, key_names[i]);
-    return N_KEYS;
-}
-
-static void put_key(lua_State *L, enum key key)
-{
-    lua_pushvalue(L, lua_upvalueindex((int)key + 1));
-}
-
-static void put_u64(lua_State *L, enum key key, uint64_t v)
-{
-    put_key(L, key);
     lua_pushinteger(L, v <= INT64_MAX ? (lua_Integer)v : INT64_MAX);
-    lua_rawset(L, -3);
 }
 
-static void put_str(lua_State *L, enum key key, const char *s)
+static void push_field(lua_State *L, const struct field *f, const void *base)
 {
-    put_key(L, key);
-    lua_pushlstring(L, s, strnlen(s, 256));
-    lua_rawset(L, -3);
+    const char *at = (const char *)base + f->offset;
+
+    switch (f->type) {
+    case FIELD_U32:
+        lua_pushinteger(L, *(const uint32_t *)(const void *)at);
+        break;
+    case FIELD_U64:
+        push_u64(L, *(const uint64_t *)(const void *)at);
+        break;
+    case FIELD_BOOL:
+        lua_pushboolean(L, *(const bool *)at);
+        break;
+    case FIELD_STR: {
+        const char *s = *(const char *const *)(const void *)at;
+        lua_pushlstring(L, s, strnlen(s, 256));
+        break;
+    }
+    case FIELD_SECONDS:
+        lua_pushnumber(L, (double)*(const uint64_t *)(const void *)at * 1e-9);
+        break;
+    case FIELD_MS:
+        push_u64(L, *(const uint64_t *)(const void *)at / KG_NS_PER_MS);
+        break;
+    default:
+        push_u64(L,
+                 ((const uint64_t *)(const void *)at)[0] + ((const uint64_t *)(const void *)at)[1]);
+        break;
+    }
 }
 
-static void put_bool(lua_State *L, enum key key, bool v)
+/* Which table a function of its metatable belongs to: upvalue 1. */
+static struct kg_script_table *table_of(lua_State *L, const struct shape **shape, const void **base)
 {
-    put_key(L, key);
-    lua_pushboolean(L, v);
-    lua_rawset(L, -3);
+    struct kg_script *s = kg_script_of(L);
+    lua_Integer at = lua_tointeger(L, lua_upvalueindex(1));
+
+    *shape = &shapes[at / 2][at % 2];
+    *base = s->running == at / 2 ? s->given[at % 2] : NULL;
+    return &s->tables[at / 2][at % 2];
 }
 
-static void put_seconds(lua_State *L, uint64_t now_ns)
+/* A field that was not filled: it will be from now on. Nothing outside of the hook's own call. */
+static int get_field(lua_State *L)
 {
-    put_key(L, KEY_NOW_S);
-    lua_pushnumber(L, (double)now_ns * 1e-9);
-    lua_rawset(L, -3);
+    const struct shape *shape;
+    const void *base;
+    struct kg_script_table *t = table_of(L, &shape, &base);
+
+    lua_settop(L, 2);
+    lua_rawget(L, lua_upvalueindex(2)); /* name -> place */
+    if (!lua_isinteger(L, -1) || base == NULL) {
+        lua_pushnil(L);
+        return 1;
+    }
+    uint32_t i = (uint32_t)lua_tointeger(L, -1);
+    t->used |= 1u << i;
+    push_field(L, &shape->fields[i], base);
+    return 1;
 }
 
-static void push_arrive(lua_State *L, const void *arg)
+/* Something of the script's own: the next call gets another table. */
+static int set_field(lua_State *L)
 {
-    const struct kg_arrive_arg *a = arg;
-    const struct kg_policy_arrive *r = a->req;
-    const struct kg_policy_load *v = a->load;
+    const struct shape *shape;
+    const void *base;
 
-    lua_createtable(L, 0, 16);
-    put_str(L, KEY_TENANT, r->tenant);
-    put_str(L, KEY_USER, r->user);
-    put_str(L, KEY_ENDPOINT, r->endpoint);
-    put_bool(L, KEY_STREAM, r->stream);
-    put_bool(L, KEY_ECHO, r->echo);
-    put_u64(L, KEY_PROMPTS, r->n_prompts);
-    put_u64(L, KEY_N, r->n);
-    put_u64(L, KEY_PROMPT_TOKENS, r->prompt_tokens);
-    put_u64(L, KEY_MAX_TOKENS, r->max_tokens);
-    put_u64(L, KEY_PRIORITY, r->priority);
-    lua_createtable(L, 0, 16);
-    put_seconds(L, v->now_ns);
-    put_u64(L, KEY_SEQUENCES, v->sequences);
-    put_u64(L, KEY_MAX_SEQUENCES, v->max_sequences);
-    put_u64(L, KEY_RUNNING, v->running);
-    put_u64(L, KEY_WAITING, v->waiting);
-    put_u64(L, KEY_ARENA_BYTES, v->arena_bytes);
-    put_u64(L, KEY_LIVE_BYTES, v->live_bytes);
-    put_u64(L, KEY_CACHED_BYTES, v->cached_bytes);
-    put_u64(L, KEY_PROMISED_BYTES, v->promised_bytes);
+    table_of(L, &shape, &base)->is_soiled = true;
+    lua_settop(L, 3);
+    lua_rawset(L, 1);
+    return 0;
 }
 
-static void push_admit(lua_State *L, const void *arg)
+/* pairs: over a copy with every field. */
+static int all_fields(lua_State *L)
 {
-    const struct kg_policy_admit *r = arg;
+    const struct shape *shape;
+    const void *base;
 
-    lua_createtable(L, 0, 16);
-    put_str(L, KEY_TENANT, r->tenant);
-    put_str(L, KEY_CLASS, r->class_name);
-    put_u64(L, KEY_PRIORITY, r->priority);
-    put_u64(L, KEY_PROMPT_TOKENS, r->prompt_tokens);
-    put_u64(L, KEY_MAX_TOKENS, r->max_tokens);
-    put_u64(L, KEY_HIT_PAGE_TOKENS, r->hit_page_tokens);
-    put_u64(L, KEY_HIT_STATE_TOKENS, r->hit_state_tokens);
-    put_u64(L, KEY_WAITED_MS, r->waited_ns / KG_NS_PER_MS);
-    put_u64(L, KEY_NEED_PAGES, r->need_units[KG_PAGE]);
-    put_u64(L, KEY_NEED_STATES, r->need_units[KG_STATE]);
-    put_u64(L, KEY_NEED_BYTES, r->need_bytes[KG_PAGE] + r->need_bytes[KG_STATE]);
-    lua_createtable(L, 0, 16);
-    put_seconds(L, r->now_ns);
-    put_u64(L, KEY_WAITING, r->waiting);
-    put_u64(L, KEY_RUNNING, r->running);
-    put_u64(L, KEY_MAX_RUNNING, r->max_running);
-    put_u64(L, KEY_STEP_TOKENS, r->step_tokens);
-    put_u64(L, KEY_ARENA_BYTES, r->arena_bytes);
-    put_u64(L, KEY_FREE_BYTES, r->free_bytes);
-    put_u64(L, KEY_PROMISED_BYTES, r->promised_bytes);
-    put_u64(L, KEY_PAGE_LIVE_BYTES, r->live_bytes[KG_PAGE]);
-    put_u64(L, KEY_STATE_LIVE_BYTES, r->live_bytes[KG_STATE]);
-    put_u64(L, KEY_PAGE_CACHED_BYTES, r->cached_bytes[KG_PAGE]);
-    put_u64(L, KEY_STATE_CACHED_BYTES, r->cached_bytes[KG_STATE]);
-    put_u64(L, KEY_PAGES_LIVE, r->live_units[KG_PAGE]);
-    put_u64(L, KEY_STATES_LIVE, r->live_units[KG_STATE]);
-    put_u64(L, KEY_PAGES_CACHED, r->cached_units[KG_PAGE]);
-    put_u64(L, KEY_STATES_CACHED, r->cached_units[KG_STATE]);
+    (void)table_of(L, &shape, &base);
+    lua_settop(L, 1);
+    lua_pushvalue(L, lua_upvalueindex(2)); /* next */
+    lua_createtable(L, 0, (int)shape->n);
+    for (uint32_t i = 0; base != NULL && i < shape->n; i++) {
+        push_field(L, &shape->fields[i], base);
+        lua_setfield(L, -2, shape->fields[i].name);
+    }
+    for (lua_pushnil(L); lua_next(L, 1) != 0;) { /* what the script has set wins */
+        lua_pushvalue(L, -2);
+        lua_insert(L, -2);
+        lua_rawset(L, 3);
+    }
+    lua_pushnil(L);
+    return 3;
 }
 
-static void push_window(lua_State *L, const void *arg)
+static void push_metatable(lua_State *L, int at)
 {
-    const struct kg_policy_class *c = arg;
+    const struct shape *shape = &shapes[at / 2][at % 2];
 
-    lua_createtable(L, 0, 8);
-    put_str(L, KEY_TENANT, c->tenant);
-    put_str(L, KEY_CLASS, c->class_name);
-    put_u64(L, KEY_SEQUENCES, c->sequences);
-    put_u64(L, KEY_CONTEXT_TOKENS, c->context_tokens);
-    put_u64(L, KEY_VERIFIED, c->verified);
-    put_u64(L, KEY_ACCEPTED, c->accepted);
-    lua_createtable(L, 0, 4);
-    put_seconds(L, c->now_ns);
-    put_u64(L, KEY_BLOCK, c->block);
-    put_u64(L, KEY_BATCH, c->batch);
+    lua_createtable(L, 0, 3);
+    lua_pushinteger(L, at);
+    lua_createtable(L, 0, (int)shape->n);
+    for (uint32_t i = 0; i < shape->n; i++) {
+        lua_pushinteger(L, i);
+        lua_setfield(L, -2, shape->fields[i].name);
+    }
+    lua_pushcclosure(L, get_field, 2);
+    lua_setfield(L, -2, "__index");
+    lua_pushinteger(L, at);
+    lua_pushcclosure(L, set_field, 1);
+    lua_setfield(L, -2, "__newindex");
+    lua_pushinteger(L, at);
+    lua_pushcfunction(L, luaopen_base); /* for next, which scripts cannot change here */
+    lua_call(L, 0, 1);
+    lua_getfield(L, -1, "next");
+    lua_remove(L, -2);
+    lua_pushcclosure(L, all_fields, 2);
+    lua_setfield(L, -2, "__pairs");
+}
+
+int kg_script_push_fields(lua_State *L)
+{
+    struct kg_script *s = kg_script_of(L);
+    int n = 0;
+
+    luaL_checkstack(L, 256, NULL);
+    for (int at = 0; at < 2 * KG_N_HOOKS; at++) {
+        struct kg_script_table *t = &s->tables[at / 2][at % 2];
+        const struct shape *shape = &shapes[at / 2][at % 2];
+        push_metatable(L, at);
+        *t = (struct kg_script_table){.table = LUA_NOREF, .is_soiled = true, .first_name = n + 1};
+        t->metatable = luaL_ref(L, LUA_REGISTRYINDEX);
+        for (uint32_t i = 0; i < shape->n; i++, n++)
+            lua_pushstring(L, shape->fields[i].name);
+    }
+    return n;
+}
+
+/* One table, with the fields the script has looked at before; the others come when they are looked
+ * at. It is the same table in every call, unless the script put something into it. */
+static void push_table(lua_State *L, struct kg_script_table *t, const struct shape *shape,
+                       const void *base)
+{
+    if (t->is_soiled) {
+        luaL_unref(L, LUA_REGISTRYINDEX, t->table);
+        t->table = LUA_NOREF;
+        lua_createtable(L, 0, 8);
+        lua_rawgeti(L, LUA_REGISTRYINDEX, t->metatable);
+        lua_setmetatable(L, -2);
+        lua_pushvalue(L, -1);
+        t->table = luaL_ref(L, LUA_REGISTRYINDEX);
+        t->is_soiled = false;
+    } else {
+        lua_rawgeti(L, LUA_REGISTRYINDEX, t->table);
+    }
+    for (uint32_t left = t->used; left != 0; left &= left - 1) {
+        int i = __builtin_ctz(left);
+        lua_pushvalue(L, lua_upvalueindex(t->first_name + i));
+        push_field(L, &shape->fields[i], base);
+        lua_rawset(L, -3);
+    }
+}
+
+void kg_script_give(lua_State *L, const struct kg_script_call *call)
+{
+    struct kg_script *s = kg_script_of(L);
+
+    for (int k = 0; k < 2; k++)
+        push_table(L, &s->tables[call->hook][k], &shapes[call->hook][k], s->given[k]);
 }
 
 /* --- taking: results at 1..3 --- */
@@ -347,23 +461,25 @@ static void read_window(lua_State *L, void *arg)
     *(struct kg_policy_window *)arg = out;
 }
 
-const struct kg_script_call kg_call_arrive = {KG_HOOK_ARRIVE, push_arrive, NULL, read_arrive, NULL};
-const struct kg_script_call kg_call_admit = {KG_HOOK_ADMIT, push_admit, NULL, read_admit, NULL};
-const struct kg_script_call kg_call_window = {KG_HOOK_WINDOW, push_window, NULL, read_window, NULL};
+const struct kg_script_call kg_call_arrive = {.hook = KG_HOOK_ARRIVE, .read = read_arrive};
+const struct kg_script_call kg_call_admit = {.hook = KG_HOOK_ADMIT, .read = read_admit};
+const struct kg_script_call kg_call_window = {.hook = KG_HOOK_WINDOW, .read = read_window};
 
 /* --- made-up requests --- */
 
 #define TRY_NOW_NS (3600 * KG_NS_PER_S)
 
-static int try_one(struct kg_script *s, struct kg_script_call call, const void *arg, void *out,
-                   struct kg_script_budget budget, uint64_t wall_ns, struct kg_error *err)
+static int try_one(struct kg_script *s, struct kg_script_call call, const void *req,
+                   const void *view, void *out, struct kg_script_budget budget, uint64_t wall_ns,
+                   struct kg_error *err)
 {
     static const char *const names[KG_N_HOOKS] = {"arrive", "admit", "window"};
     struct kg_error why = {0};
 
     if (!kg_script_has(s, call.hook))
         return KG_OK;
-    call.arg = arg;
+    call.req = req;
+    call.view = view;
     call.out = out;
     s->world = (struct kg_script_world){.now_ns = TRY_NOW_NS};
     s->budget = budget;
@@ -408,15 +524,14 @@ int kg_script_try(struct kg_script *s, struct kg_script_budget budget, uint64_t 
                                            .context_tokens = 1024,
                                            .verified = 100,
                                            .accepted = 60};
-    struct kg_arrive_arg arg = {&arrive, &load};
     struct kg_policy_arrived arrived;
     struct kg_policy_admitted admitted;
     struct kg_policy_window length;
-    int rc = try_one(s, kg_call_arrive, &arg, &arrived, budget, wall_ns, err);
+    int rc = try_one(s, kg_call_arrive, &arrive, &load, &arrived, budget, wall_ns, err);
 
     if (rc == KG_OK)
-        rc = try_one(s, kg_call_admit, &admit, &admitted, budget, wall_ns, err);
+        rc = try_one(s, kg_call_admit, &admit, &admit, &admitted, budget, wall_ns, err);
     if (rc == KG_OK)
-        rc = try_one(s, kg_call_window, &window, &length, budget, wall_ns, err);
+        rc = try_one(s, kg_call_window, &window, &window, &length, budget, wall_ns, err);
     return rc;
 }

@@ -242,14 +242,14 @@ static bool run(const struct kg_policy *p, struct side *side, const struct kg_sc
 void kg_policy_arrive(struct kg_policy *p, const struct kg_policy_arrive *req,
                       const struct kg_policy_load *load, struct kg_policy_arrived *out)
 {
-    const struct kg_arrive_arg arg = {req, load};
     struct kg_script_call call = kg_call_arrive;
     struct kg_cell *c = p->loop_cells;
 
     *out = (struct kg_policy_arrived){0};
     if (!kg_policy_has(p, KG_HOOK_ARRIVE))
         return;
-    call.arg = &arg;
+    call.req = req;
+    call.view = load;
     call.out = out;
     kg_add(&c[CELL_ARRIVE_CALLS], 1);
     p->loop.script->budget = (struct kg_script_budget){
@@ -325,7 +325,7 @@ bool kg_policy_admit(struct kg_policy *p, const struct kg_policy_admit *req,
 
     if (!kg_policy_has(p, KG_HOOK_ADMIT))
         return false;
-    call.arg = req;
+    call.req = call.view = req;
     call.out = out;
     kg_add(&c[CELL_ADMIT_CALLS], 1);
     if (!run_in_step(p, &call, req->now_ns, "admit", &c[CELL_ADMIT_ERRORS]))
@@ -346,7 +346,7 @@ bool kg_policy_window(struct kg_policy *p, const struct kg_policy_class *req,
 
     if (!kg_policy_has(p, KG_HOOK_WINDOW))
         return false;
-    call.arg = req;
+    call.req = call.view = req;
     call.out = &answer;
     kg_add(&c[CELL_WINDOW_CALLS], 1);
     if (!run_in_step(p, &call, req->now_ns, "window", &c[CELL_WINDOW_ERRORS]))

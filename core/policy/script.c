@@ -166,7 +166,7 @@ static int run_body(lua_State *L)
 
     lua_settop(L, 0);
     lua_rawgeti(L, LUA_REGISTRYINDEX, s->hooks[call->hook]);
-    call->push(L, call->arg);
+    kg_script_give(L, call);
     lua_call(L, 2, 3);
     call->read(L, call->out);
     return 0;
@@ -178,7 +178,7 @@ static int load_body(lua_State *L)
     struct kg_script *s = lua_touserdata(L, 1);
 
     lua_settop(L, 0);
-    lua_pushcclosure(L, run_body, kg_script_push_keys(L));
+    lua_pushcclosure(L, run_body, kg_script_push_fields(L));
     s->runner = luaL_ref(L, LUA_REGISTRYINDEX);
     lua_newtable(L); /* 1: environment */
     lua_createtable(L, 0, 2);
@@ -203,6 +203,7 @@ static int open_state(struct kg_script *s, bool timed, struct kg_error *err)
 {
     s->used_bytes = 0;
     s->sealed = false;
+    s->running = -1;
     for (int i = 0; i < KG_N_HOOKS; i++)
         s->hooks[i] = LUA_NOREF;
     s->lua = lua_newstate(allocate, s);
@@ -283,5 +284,10 @@ enum kg_script_end kg_script_run(struct kg_script *s, const struct kg_script_cal
 {
     lua_rawgeti(s->lua, LUA_REGISTRYINDEX, s->runner);
     lua_pushlightuserdata(s->lua, (void *)(uintptr_t)call);
-    return guarded(s, err);
+    s->given[0] = call->req;
+    s->given[1] = call->view;
+    s->running = call->hook;
+    enum kg_script_end end = guarded(s, err);
+    s->running = -1;
+    return end;
 }

@@ -31,11 +31,23 @@ struct kg_script_budget {
     uint64_t deadline_ns;  /* machine clock; UINT64_MAX for none */
 };
 
+/* One of the two tables a hook is given: kept from call to call, filled with what the script reads.
+ */
+struct kg_script_table {
+    int table, metatable; /* references */
+    int first_name;       /* upvalue of the runner: names of fields from here on */
+    uint32_t used;        /* fields the script ever looked at */
+    bool is_soiled;       /* the script put something into it, or there is none: make another */
+};
+
 struct kg_script {
     lua_State *lua;
     size_t used_bytes, max_bytes; /* memory of the state */
     int hooks[KG_N_HOOKS];        /* references, LUA_NOREF when the script has none */
     int runner;                   /* reference of the function that runs a call */
+    struct kg_script_table tables[KG_N_HOOKS][2];
+    const void *given[2]; /* what the tables of the running call are made from */
+    int running;          /* enum kg_policy_hook, -1 between calls */
     struct kg_script_world world;
     struct kg_script_budget budget;
     bool blown;  /* the budget ended this call */
@@ -46,13 +58,12 @@ struct kg_script {
 };
 
 /*
- * A call of a hook. push leaves exactly two values; read finds the three results at 1..3 and
- * raises for what is no answer. Both run inside the protected call.
+ * A call of a hook: req and view are what its two tables are made from. read finds the three
+ * results at 1..3 and raises for what is no answer; it runs inside the protected call.
  */
 struct kg_script_call {
     enum kg_policy_hook hook;
-    void (*push)(lua_State *L, const void *arg);
-    const void *arg;
+    const void *req, *view;
     void (*read)(lua_State *L, void *out);
     void *out;
 };
@@ -87,17 +98,15 @@ static inline struct kg_script *kg_script_of(lua_State *L)
 /* lib.c: fills the table on top of the stack with every name a script may use. Raises. */
 void kg_script_names(lua_State *L);
 
-/* calls.c: pushes the names of fields the tables of calls have, upvalues of the function that runs
- * a call; returns their number. Raises. */
-int kg_script_push_keys(lua_State *L);
-/* The three hooks as calls; *arg and *out of the types of policy.h. */
-struct kg_arrive_arg {
-    const struct kg_policy_arrive *req;
-    const struct kg_policy_load *load;
-};
-extern const struct kg_script_call kg_call_arrive; /* kg_arrive_arg, kg_policy_arrived */
-extern const struct kg_script_call kg_call_admit;  /* kg_policy_admit, kg_policy_admitted */
-extern const struct kg_script_call kg_call_window; /* kg_policy_class, kg_policy_window */
+/* calls.c: makes the tables of all hooks and pushes the names of their fields, upvalues of the
+ * function that runs a call; returns their number. Raises. */
+int kg_script_push_fields(lua_State *L);
+/* Pushes the two tables of a call. Inside the function that runs it. Raises. */
+void kg_script_give(lua_State *L, const struct kg_script_call *call);
+/* The three hooks as calls; req, view and out of the types of policy.h. */
+extern const struct kg_script_call kg_call_arrive; /* _arrive, _load, _arrived */
+extern const struct kg_script_call kg_call_admit;  /* _admit, the same, _admitted */
+extern const struct kg_script_call kg_call_window; /* _class, the same, _window */
 /* Runs every hook the script has with made-up requests, each under a full budget. */
 KG_CHECKED int kg_script_try(struct kg_script *script, struct kg_script_budget budget,
                              uint64_t wall_ns, struct kg_error *err);

@@ -50,6 +50,21 @@ def check_names_the_hooks_of_the_script():
 
 
 @case
+def bench_step_measures_admissions_with_a_script_and_without():
+    bench = ("bench", "step", "--requests", "4", "--repeats", "3", "--steps", "50")
+    script = ("--set", "lua.script=" + os.path.join(ROOT, "scripts", "bench", "admit.lua"))
+    r = run(*bench, "--output-tokens", "8,16", "--json", *script)
+    equal(r.returncode, 0)
+    rows = json.loads(r.stdout)["rows"]
+    equal([row["output_tokens"] for row in rows], [8, 16])
+    for row in rows:
+        assert abs(row["admissions"] - 4 / row["output_tokens"]) < 0.1, row
+        assert row["off_us"] > 0 and row["on_us"] > 0, row
+    equal(run(*bench, "--output-tokens", "8").returncode, 2)
+    equal(run(*bench, "--output-tokens", "0").returncode, 2)
+
+
+@case
 def every_listed_command_explains_itself():
     listed = re.findall(r"^  (\S+(?: \S+)?)  ", run("--help").stdout, re.M)
     assert len(listed) >= 5, listed

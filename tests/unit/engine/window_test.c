@@ -90,7 +90,7 @@ static void open_eight(struct rig *r, struct windows *w, const char *spec, const
                        struct kg_engine_test *test)
 {
     *test = (struct kg_engine_test){.ctx = w, .on_result = on_result};
-    w->ops = (struct kg_engine_policy){w, on_step, on_admit, has_window, on_window};
+    w->ops = (struct kg_engine_policy){w, on_step, on_admit, NULL, has_window, on_window};
     rig_open(r, &(struct rig_conf){.exec_opts = "draft_block=6 accept=0.8",
                                    .spec = spec,
                                    .spec_opts = spec_opts,

@@ -59,7 +59,7 @@ static int on_admit(void *ctx, const struct kg_admit_view *view, struct kg_admit
 static void open_rig(struct rig *r, struct rig_conf conf)
 {
     memset(&policy, 0, sizeof(policy));
-    policy.ops = (struct kg_engine_policy){&policy, on_step, on_admit, NULL, NULL};
+    policy.ops = (struct kg_engine_policy){&policy, on_step, on_admit, NULL, NULL, NULL};
     conf.policy = &policy.ops;
     rig_open(r, &conf);
 }

@@ -451,7 +451,7 @@ static void memory_is_capped_and_given_back(void **state)
     struct kg_script_call call = kg_call_window;
     struct kg_policy_class c = rig_class();
     struct kg_policy_window out;
-    call.arg = &c;
+    call.req = call.view = &c;
     call.out = &out;
     for (int i = 0; i < 50; i++) {
         c.block = i % 2 ? 1000000 : 3;
