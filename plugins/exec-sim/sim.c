@@ -66,6 +66,11 @@ static const struct kg_opt options[] = {
      "Longest draft of the drafter it stands for, 0 for none. Unit: tokens."},
     {"accept", KG_OPT_F64, 0, offsetof(struct sim_conf, accept), "0.7", 0, 1, NULL,
      "Probability that a drafted token is the one that is answered. Unit: none."},
+    {"to_host_gb_s", KG_OPT_F64, 0, offsetof(struct sim_conf, to_host_gb_s), "50", 0, 1e6, NULL,
+     "Rate of copies of units to the host (tiers); they come before the next step. 0: they take no "
+     "time. Unit: GB/s."},
+    {"from_host_gb_s", KG_OPT_F64, 0, offsetof(struct sim_conf, from_host_gb_s), "50", 0, 1e6, NULL,
+     "The same from the host. Unit: GB/s."},
     {0},
 };
 
@@ -404,13 +409,21 @@ static uint64_t natural(const struct kg_exec *x, uint32_t kind)
                            : x->conf.n_state_parts * x->conf.state_part_bytes;
 }
 
-/* Zeros, but for the length a state stands for in its first four bytes: what a tier brings back. */
+/* Bytes that leave or enter at so many GB/s: the next step begins after them. */
+static void take_time(struct kg_exec *x, uint64_t bytes, double gb_s)
+{
+    x->host_ns += gb_s > 0 ? (double)bytes / gb_s : 0;
+}
+
+/* Units hold nothing. What is written of dst is what a tier brings back: the length a state stands
+ * for in its first four bytes, then zeros, no more than a line of a cache. */
 static int read_unit(struct kg_exec *x, uint32_t kind, uint32_t id, void *dst, uint64_t n)
 {
     if (!sim_unit_mapped(x, kind, id) || n != natural(x, kind)) {
         return KG_EINVAL;
     }
-    memset(dst, 0, n);
+    memset(dst, 0, n < 64 ? n : 64);
+    take_time(x, n, x->conf.to_host_gb_s);
     if (kind == KG_STATE && n >= sizeof(uint32_t)) {
         memcpy(dst, &x->state_length[id], sizeof(uint32_t));
     }
@@ -427,6 +440,7 @@ static int write_unit(struct kg_exec *x, uint32_t kind, uint32_t id, const void 
     if (n >= sizeof(length)) {
         memcpy(&length, src, sizeof(length));
     }
+    take_time(x, n, x->conf.from_host_gb_s);
     return set_length(x, kind, id, length);
 }
 

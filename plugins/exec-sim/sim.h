@@ -25,7 +25,7 @@ struct sim_conf {
     uint32_t tp, ep, pp, dcp, dp, fp8_kv;
     uint32_t vocab, max_context, n_state_parts, n_mla_layers, page_tokens_align, draft_block;
     uint64_t token_bytes, draft_token_bytes, state_part_bytes, recurrent_part_bytes;
-    double accept;
+    double accept, to_host_gb_s, from_host_gb_s;
 };
 
 /* One backend slot. */
@@ -64,6 +64,7 @@ struct kg_exec {
     const struct kg_batch *batch;      /* in flight */
     struct sim_load load;              /* of the step in flight */
     uint64_t moved_bytes;              /* since the last step */
+    double host_ns;                    /* copies to and from the host since the last step */
     uint64_t t_submit, stamp, drafted; /* drafted: rows of draft() since the last step */
     _Atomic uint64_t now_ns;           /* virtual clock */
 };

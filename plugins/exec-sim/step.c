@@ -193,7 +193,10 @@ int sim_wait(struct kg_exec *x, struct kg_result *result, struct kg_error *err)
     if (x->batch == NULL) {
         return kg_fail(err, KG_EINVAL, "wait without a step");
     }
-    uint64_t end = x->t_submit + sim_timing_step(&x->timing, &x->load);
+    uint64_t host_ns = (uint64_t)(x->host_ns + 0.5);
+    uint64_t end = x->t_submit + host_ns + sim_timing_step(&x->timing, &x->load);
+    x->timing.host_ns += host_ns;
+    x->host_ns = 0;
     if (x->conf.clock == 0) {
         atomic_store_explicit(&x->now_ns, end, memory_order_relaxed);
     } else {

@@ -16,6 +16,7 @@ struct sim_timing {
     struct sim_model *model; /* NULL: the table decides */
     char name[160];          /* of the table, or of release, system and layout */
     uint64_t n_steps, n_prompt_steps, draft_ns;
+    uint64_t host_ns; /* copies to and from the host, beside the steps */
     double rows, cost_ns[SIM_COST_PARTS];
     struct sim_parts parts; /* us, all steps */
 };

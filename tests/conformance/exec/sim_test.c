@@ -213,6 +213,29 @@ static void time_has_its_parts(void **state)
     xc_close(&x);
 }
 
+/* A unit's way to the host and back takes its bytes over the rate of that direction, once. */
+static void copies_to_the_host_take_their_time_before_the_next_step(void **state)
+{
+    static uint8_t unit[4 << 20];
+    const uint64_t n = sizeof(unit);
+    struct xc x;
+    struct xseq s;
+
+    (void)state;
+    open_sim(&x, "to_host_gb_s=4 from_host_gb_s=2");
+    xseq_init(&x, &s, 0, 40, 1);
+    uint64_t plain = step_time(&x, &s, 10); /* 1900 + 55 / 2 */
+    uint32_t other = xc_take(&x, KG_STATE);
+    assert_int_equal(x.ops->read(x.exec, KG_STATE, s.state, unit, n), KG_OK);
+    assert_int_equal(step_time(&x, &s, 10), plain + n / 4 + 50); /* ten rows, ten tokens before */
+    assert_int_equal(x.ops->write(x.exec, KG_STATE, other, unit, n), KG_OK);
+    assert_int_equal(x.ops->write(x.exec, KG_STATE, other, unit, n), KG_OK);
+    assert_int_equal(step_time(&x, &s, 10), plain + 2 * (n / 2) + 100);
+    assert_int_equal(step_time(&x, &s, 10), plain + 150);
+    xseq_end(&x, &s);
+    xc_close(&x);
+}
+
 static void profiled_time_never_falls(void **state)
 {
     (void)state;
@@ -243,6 +266,7 @@ int main(void)
         cmocka_unit_test(answers_come_from_the_file_then_from_the_script),
         cmocka_unit_test(broken_files_of_answers_are_refused),
         cmocka_unit_test(time_has_its_parts),
+        cmocka_unit_test(copies_to_the_host_take_their_time_before_the_next_step),
         cmocka_unit_test(profiled_time_never_falls),
     };
     int fds[2] = {mkstemp(cost_path), mkstemp(answers_path)};
