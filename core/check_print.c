@@ -93,9 +93,14 @@ static void text_memory(const struct kg_check *k, struct kg_buf *b)
     put_bytes(b, l->unit_bytes[KG_PAGE]);
     (void)kg_buf_printf(b, "; at most %u\n", l->max_units[KG_PAGE]);
     if (d->draft_token_bytes != 0) {
-        put_line(b, "");
-        (void)kg_buf_printf(b, "of a token, %llu bytes are the drafter's\n",
+        put_line(b, "drafter");
+        (void)kg_buf_printf(b, "blocks of %u; %llu bytes of each token in a page", d->draft_block,
                             (unsigned long long)d->draft_token_bytes);
+        if (d->draft_weight_bytes != 0) {
+            (void)kg_buf_puts(b, ", weights ");
+            put_bytes(b, d->draft_weight_bytes);
+        }
+        (void)kg_buf_putc(b, '\n');
     }
     put_line(b, "state");
     (void)kg_buf_printf(b, "%u parts of %llu bytes = ", d->n_state_parts,
@@ -272,6 +277,7 @@ static void json_model(const struct kg_check *k, struct kg_buf *b)
     put_num(b, "vocab", d->vocab);
     put_num(b, "context_tokens", k->context);
     put_num(b, "weight_bytes", d->weight_bytes);
+    put_num(b, "draft_weight_bytes", d->draft_weight_bytes);
     put_num(b, "scratch_bytes", d->scratch_bytes);
     (void)kg_buf_puts(b, "},\"compute\":{");
     put_key(b, "kernels", d->kernels);

@@ -226,6 +226,7 @@ static void cpu_describe(const struct kg_exec *e, struct kg_exec_desc *d)
     if (e->draft.ckpt != NULL) {
         d->caps |= KG_EXEC_CAP_DRAFT;
         d->draft_block = e->draft.ckpt->config.block;
+        d->draft_weight_bytes = draft->weight_bytes;
     }
 }
 

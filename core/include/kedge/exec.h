@@ -73,17 +73,18 @@ struct kg_exec_desc {
     uint32_t align;             /* unit alignment in bytes, power of two */
     uint32_t n_layers;          /* transformer layers */
     uint32_t n_mla_layers, n_kda_layers;
-    uint32_t vocab;        /* size of the logits row */
-    uint32_t max_context;  /* effective */
-    uint32_t max_orders;   /* checkpoint orders per sequence and step, >= 4 */
-    uint32_t draft_block;  /* tokens the drafter proposes at most; 0 without one */
-    uint32_t max_draft;    /* draft rows per sequence it accepts */
-    const char *family;    /* "kimi_k3", "kimi_linear", "scripted"; lives until close */
-    const char *kernels;   /* what computes: "avx512-bf16, 2 threads"; lives until close */
-    const char *math;      /* "exact", "fast" or "" */
-    uint64_t record_bytes; /* VERIFY: kept of one draft row until the commit; 0: not said */
-    uint64_t rewind_bytes; /* the part of scratch_bytes that is such records, all sequences */
-    const char *rewind;    /* "replay", "snapshot" or NULL; lives until close */
+    uint32_t vocab;              /* size of the logits row */
+    uint32_t max_context;        /* effective */
+    uint32_t max_orders;         /* checkpoint orders per sequence and step, >= 4 */
+    uint32_t draft_block;        /* tokens the drafter proposes at most; 0 without one */
+    uint32_t max_draft;          /* draft rows per sequence it accepts */
+    const char *family;          /* "kimi_k3", "kimi_linear", "scripted"; lives until close */
+    const char *kernels;         /* what computes: "avx512-bf16, 2 threads"; lives until close */
+    const char *math;            /* "exact", "fast" or "" */
+    uint64_t record_bytes;       /* VERIFY: kept of one draft row until the commit; 0: not said */
+    uint64_t rewind_bytes;       /* the part of scratch_bytes that is such records, all sequences */
+    const char *rewind;          /* "replay", "snapshot" or NULL; lives until close */
+    uint64_t draft_weight_bytes; /* the part of weight_bytes that is the drafter's (minor 1) */
 };
 
 /* How drafts are accepted (core/model/accept.h has the rules). Without drafts and at temperature 0
