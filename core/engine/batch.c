@@ -201,8 +201,7 @@ static void settle_seq(struct kg_engine *e, const struct kg_pick *p, const struc
     e->running[r->place].n_computed = r->past;
     settle_echo(e, r, q, res);
     if (p->decode) {
-        r->job->done.n_accepted += res->n_accepted;
-        e->stats.accepted += res->n_accepted;
+        kg_draft_accepted(e, r, res->n_accepted);
         struct kg_spec_seen seen = {.id = r->id,
                                     .slot = r->slot,
                                     .n_verified = p->n_draft,
@@ -315,6 +314,8 @@ int kg_batch_run(struct kg_engine *e, struct kg_error *err)
     }
     e->stats.steps++;
     e->stats.step_ns_sum += e->result.step_ns;
+    e->stats.draft_ns_sum += e->result.draft_ns;
+    e->stats.commit_ns_sum += e->result.commit_ns;
     e->stats.n_seqs_step = e->n_picks;
     e->stats.last_progress_ns = e->parts.exec_ops->now(e->parts.exec);
     kg_draft_observe(e, e->result.step_ns);

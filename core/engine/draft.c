@@ -120,6 +120,31 @@ static void draft_model(struct kg_engine *e, const struct kg_spec_view *view)
     }
 }
 
+static uint32_t position_of(uint32_t j)
+{
+    return j < KG_SPEC_POSITIONS ? j : KG_SPEC_POSITIONS - 1;
+}
+
+static void count_window(struct kg_spec_count *c, const struct kg_spec_seq *q, uint32_t n)
+{
+    c->rounds += n > 0;
+    for (uint32_t j = 0; j < n; j++) {
+        float said = q->survival != NULL ? q->survival[j] : 0.0f;
+        c->verified[position_of(j)]++;
+        c->expected_um[position_of(j)] += said > 0.0f ? (uint64_t)(said * 1e6f + 0.5f) : 0;
+    }
+}
+
+void kg_draft_accepted(struct kg_engine *e, struct kg_req *r, uint32_t n)
+{
+    r->job->done.n_accepted += n;
+    e->stats.accepted += n;
+    for (uint32_t j = 0; j < n; j++) {
+        r->job->done.spec.accepted[position_of(j)]++;
+        e->stats.spec.accepted[position_of(j)]++;
+    }
+}
+
 /* Verify lengths as chosen, cut to what was drafted. The plan counted 1 + cap rows for each decode
  * and nobody drafted more than cap, so the step's rows are not overdrawn. */
 static void choose(struct kg_engine *e, const struct kg_spec_view *view)
@@ -143,6 +168,8 @@ static void choose(struct kg_engine *e, const struct kg_spec_view *view)
         p->req->job->done.n_verified += n;
         e->stats.drafted += q->n_drafted;
         e->stats.verified += n;
+        count_window(&p->req->job->done.spec, q, n);
+        count_window(&e->stats.spec, q, n);
     }
 }
 

@@ -184,6 +184,16 @@ enum kg_event_type {
     KG_EVENT_SWAPPED = 4, /* of no request: kg_engine_swap was carried out */
 };
 
+#define KG_SPEC_POSITIONS 16 /* told apart; what lies behind counts as the last */
+
+/* Windows of drafts, by position. */
+struct kg_spec_count {
+    uint64_t rounds;                         /* windows of at least one draft */
+    uint64_t verified[KG_SPEC_POSITIONS];    /* drafts verified at a position */
+    uint64_t accepted[KG_SPEC_POSITIONS];    /* of them, accepted */
+    uint64_t expected_um[KG_SPEC_POSITIONS]; /* millionths: what the drafter said would be */
+};
+
 /* One thing that happened to a request. Pointers live until the next kg_engine_next. */
 struct kg_event {
     uint64_t id;
@@ -200,6 +210,7 @@ struct kg_event {
     uint32_t n_lost;        /* prompt tokens whose pages were cached, lost for want of a state */
     uint32_t n_checkpoints; /* states it gave to the prefix index */
     uint32_t n_drafted, n_verified, n_accepted, n_preempted;
+    struct kg_spec_count spec;
     uint64_t arrival_ns, admitted_ns, first_ns, done_ns; /* backend clock; 0: did not happen */
 };
 
@@ -232,6 +243,8 @@ struct kg_engine_stats {
     uint64_t tier_tokens;             /* of reused_tokens, more than the arena alone gave */
     uint64_t tier_bytes, tier_limit;  /* it keeps, it may keep; now */
     uint64_t drafted, verified, accepted;
+    struct kg_spec_count spec;
+    uint64_t draft_ns_sum, commit_ns_sum; /* of step_ns_sum, as far as the backend says */
     uint64_t preemptions, moves, moved_bytes;
     uint64_t finished[8];   /* by enum kg_finish */
     uint64_t plans_dropped; /* scheduler plans that broke a rule */

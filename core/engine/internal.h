@@ -436,6 +436,8 @@ void kg_draft_step(struct kg_engine *e);
 /* Notes a window's outcome, or that a slot is free (tokens NULL). */
 void kg_draft_seen(struct kg_engine *e, const struct kg_spec_seen *seen);
 void kg_draft_observe(struct kg_engine *e, uint64_t step_ns);
+/* The first n drafts of a request's window were accepted: into the counters. */
+void kg_draft_accepted(struct kg_engine *e, struct kg_req *r, uint32_t n);
 /* Draft rows of a speculation plugin, cut to what backend and step can do; 0: it cannot draft. */
 uint32_t kg_draft_block(const struct kg_engine *e, const struct kg_spec_ops *ops,
                         const struct kg_spec *spec, uint64_t caps);

@@ -223,6 +223,39 @@ static void put_labelled(struct kg_serve *s, struct kg_buf *b, const char *name,
     (void)kg_metrics_sample(b, name, labels, v);
 }
 
+/* One family over the positions of a window that were ever verified. */
+static void put_positions(struct kg_serve *s, struct kg_buf *b, const char *name, const char *doc,
+                          const struct kg_spec_count *c, const uint64_t *values, double unit)
+{
+    (void)kg_metrics_family(b, name, KG_COUNTER, doc);
+    for (uint32_t j = 0; j < KG_SPEC_POSITIONS && (j == 0 || c->verified[j] > 0); j++) {
+        char position[16];
+        (void)snprintf(position, sizeof(position), "%u", j);
+        put_labelled(s, b, name, "position", position, (double)values[j] * unit);
+    }
+}
+
+/* Speculation: what came of windows, by position, and what it took. */
+static void put_spec(struct kg_serve *s, struct kg_buf *b, const struct kg_engine_stats *st)
+{
+    const struct kg_spec_count *c = &st->spec;
+
+    put(s, b, "vllm:spec_decode_num_drafts_total", KG_COUNTER, "Windows of drafts verified.",
+        (double)c->rounds);
+    put_positions(s, b, "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+                  "Drafted tokens accepted, by position in the window.", c, c->accepted, 1.0);
+    put_positions(s, b, "kedge:spec_verified_tokens_per_pos_total",
+                  "Drafted tokens verified, by position in the window.", c, c->verified, 1.0);
+    put_positions(s, b, "kedge:spec_expected_tokens_per_pos_total",
+                  "Acceptances the drafter expected of those verified, by position.", c,
+                  c->expected_um, 1e-6);
+    put(s, b, "kedge:draft_seconds_total", KG_COUNTER, "Time of steps that went into drafting.",
+        (double)st->draft_ns_sum / 1e9);
+    put(s, b, "kedge:commit_seconds_total", KG_COUNTER,
+        "Time of steps that went into bringing states to the last accepted row.",
+        (double)st->commit_ns_sum / 1e9);
+}
+
 static void put_kinds(struct kg_serve *s, struct kg_buf *b, const char *name, char type,
                       const char *doc, double pages, double states)
 {
@@ -326,6 +359,7 @@ int kg_stats_write(struct kg_serve *s, struct kg_buf *b)
 
     kg_engine_stats(s->parts.engine, &st);
     put_engine(s, b, &st);
+    put_spec(s, b, &st);
     put_prefix(s, b, &st);
     put_tier(s, b, &st);
     put_memory(s, b, &st);

@@ -50,6 +50,11 @@ def test_answers_are_those_without_speculation_and_usage_says_what_was_guessed()
     assert total("kedge:verified_tokens_total") == accepted + rejected
     assert total("vllm:spec_decode_num_draft_tokens_total") >= accepted + rejected
     assert total("kedge:spec_ngram_matches_total") > 0
+    assert total("vllm:spec_decode_num_accepted_tokens_per_pos_total") == accepted
+    assert total("kedge:spec_verified_tokens_per_pos_total") == accepted + rejected
+    assert 0 < total("vllm:spec_decode_num_drafts_total") <= accepted + rejected
+    assert total("kedge:commit_seconds_total") > 0
+    assert total("kedge:draft_seconds_total") == 0  # nobody drafts in the backend
 
 
 def test_a_stream_carries_every_token_of_an_accepted_run():

@@ -1,7 +1,32 @@
 /* Speculation: windows change how fast tokens come, never which. */
 #include "rig.h"
 
+#include <math.h>
 #include <stdio.h>
+
+static uint64_t sum(const uint64_t *values)
+{
+    uint64_t all = 0;
+
+    for (uint32_t j = 0; j < KG_SPEC_POSITIONS; j++)
+        all += values[j];
+    return all;
+}
+
+/* The counts by position of a request; a prefix of what was verified was accepted. */
+static void check_positions(const struct kg_event *end)
+{
+    const struct kg_spec_count *c = &end->spec;
+
+    assert_int_equal(sum(c->verified), end->n_verified);
+    assert_int_equal(sum(c->accepted), end->n_accepted);
+    assert_true(c->rounds == c->verified[0]); /* whoever verifies anything verifies the first */
+    for (uint32_t j = 0; j < KG_SPEC_POSITIONS; j++) {
+        assert_true(c->accepted[j] <= c->verified[j]);
+        assert_true(j == 0 || c->verified[j] <= c->verified[j - 1]);
+        assert_true(j == 0 || c->accepted[j] <= c->accepted[j - 1]);
+    }
+}
 
 /* Runs eight requests of 40 tokens; returns the steps, *s what happened. */
 static uint32_t run_eight(const struct rig_conf *conf, struct kg_engine_stats *s)
@@ -18,12 +43,15 @@ static uint32_t run_eight(const struct rig_conf *conf, struct kg_engine_stats *s
         assert_int_equal(r.outs[id].n_output, 40);
         assert_true(r.outs[id].end.n_accepted <= r.outs[id].end.n_verified);
         assert_true(r.outs[id].end.n_verified <= r.outs[id].end.n_drafted);
+        check_positions(&r.outs[id].end);
         drafted += r.outs[id].end.n_drafted;
         accepted += r.outs[id].end.n_accepted;
     }
     kg_engine_stats(r.engine, s);
     assert_int_equal(s->drafted, drafted);
     assert_int_equal(s->accepted, accepted);
+    assert_int_equal(sum(s->spec.accepted), accepted);
+    assert_int_equal(sum(s->spec.verified), s->verified);
     rig_assert_empty(&r);
     rig_close(&r);
     return steps;
@@ -40,6 +68,11 @@ static void a_model_drafter_saves_steps_and_changes_no_token(void **state)
     assert_int_equal(plain.drafted, 0);
     assert_true(drafted.accepted > 50);
     assert_true(b < a - a / 4);
+    assert_int_equal(plain.spec.rounds, 0);
+    for (uint32_t j = 0; j < 4; j++) { /* it says 0.9 for each draft */
+        double want = pow(0.9, j + 1), verified = (double)drafted.spec.verified[j];
+        assert_true(fabs((double)drafted.spec.expected_um[j] - 1e6 * want * verified) < 1e3);
+    }
     assert_int_equal(drafted.drafts_failed, 0);
 }
 
