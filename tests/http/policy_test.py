@@ -157,6 +157,94 @@ def test_hostile_scripts_fail_their_request_and_the_server_serves_on():
             server.ok(COMPLETIONS, ask(name))
 
 
+# Speculation that drafts whatever it can: few tokens, so that there are many repetitions.
+EAGER = {
+    "plugins": {"spec": "ngram"},
+    "exec-null": {"vocab": 8},
+    "spec-ngram": {"drafts": 8, "min_gain": 0.001},
+}
+
+
+def windows(server, user):
+    """What an answer of 300 tokens took: (steps, verified drafts). The tokens are checked."""
+    body = {"prompt": [5, 6, 7], "max_tokens": 300, "temperature": 0, "ignore_eos": True,
+            "user": user, "return_token_ids": True}
+    a = server.ok(COMPLETIONS, body)
+    assert a["choices"][0]["token_ids"] == kedge.scripted([5, 6, 7], 300, vocab=8), user
+    d = a["usage"].get("completion_tokens_details", {})
+    right = d.get("accepted_prediction_tokens", 0)
+    return 300 - right, right + d.get("rejected_prediction_tokens", 0)
+
+
+def test_windows_are_capped_set_and_paused_by_class_and_no_token_changes():
+    script = Script("""
+function window(c, v)
+    if c.tenant == "paused" then return "pause" end
+    if c.tenant == "none" then return 0 end
+    if c.tenant == "two" then return 2 end
+    if c.tenant == "set" then return "set", 1 end
+    if c.tenant == "much" then return 1000 end
+end""")
+    with kedge.Server(EAGER) as plain:
+        want = windows(plain, "free")
+    assert want[1] > 300, want
+    with kedge.Server(EAGER, script.conf()) as server:
+        assert windows(server, "free") == want
+        assert windows(server, "much") == want
+        assert windows(server, "paused")[1] == windows(server, "none")[1] == 0
+        two, one = windows(server, "two"), windows(server, "set")
+        assert one[1] <= one[0] and two[1] <= 2 * two[0], (one, two)
+        assert 0 < one[1] < two[1] < want[1], (one, two, want)
+        assert server.metric("kedge:policy_calls_total", hook="window") > 5
+        assert server.metric("kedge:policy_errors_total", hook="window") == 0
+        script.write("function window(c, v) return 1 end")
+        reload(server, "ok")
+        steps, verified = windows(server, "free")
+        assert 0 < verified <= steps, "the new rule holds at once"
+        script.write("function arrive() end")
+        reload(server, "ok")
+        assert windows(server, "free") == want, "and so does none"
+
+
+def test_a_hostile_window_script_costs_its_class_nothing_but_the_rule():
+    script = Script("""
+local seen = {}
+function window(c, v)
+    if c.tenant == "spin" then while true do end end
+    if c.tenant == "pcall" then while true do pcall(function() while true do end end) end end
+    if c.tenant == "memory" then local t = {} while true do t[#t + 1] = {} end end
+    if c.tenant == "keep" then for i = 1, 1e9 do seen[#seen + 1] = i end end
+    if c.tenant == "raise" then error({}) end
+    if c.tenant == "word" then return "often" end
+    if c.tenant == "minus" then return -1 end
+    if c.tenant == "half" then return 1.5 end
+    if c.tenant == "unset" then return "set" end
+    if c.tenant == "write" then c.tenant = nil v.block = nil v.more = {} end
+end""")
+    names = ("spin", "pcall", "memory", "keep", "raise", "word", "minus", "half", "unset", "write")
+    with kedge.Server(EAGER, script.conf()) as server:
+        want = windows(server, "free")
+        for name in names:
+            assert windows(server, name) == want, name
+        m = server.metrics()
+        failed = sum(v for k, v in m.items() if 'hook="window"' in k and k.startswith(
+            ("kedge:policy_errors_total", "kedge:policy_budget_ends_total")))
+        assert failed >= len(names) - 1, m
+        assert windows(server, "free") == want
+
+
+def test_windows_change_no_bit_of_the_model():
+    script = Script("function window(c, v) return (c.verified // 5 + 1) % 4 end")
+    loop = "the sun, and the sea, and the sun, and the sea, and the sun, and the"
+    body = {"prompt": loop, "max_tokens": 80, "temperature": 0.7, "seed": 3, "logprobs": 2}
+    with kedge.Server(kedge.CPU) as plain:
+        want = plain.ok(COMPLETIONS, body)["choices"]
+    with kedge.Server(kedge.CPU, {"plugins": {"spec": "ngram"}}, script.conf()) as server:
+        answer = server.ok(COMPLETIONS, body)
+        assert answer["choices"] == want
+        assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+
+
 def test_a_broken_script_keeps_the_server_from_starting_and_says_the_line():
     for text, says in (
         ("\nfunction arrive(", "rules.lua:2:"),

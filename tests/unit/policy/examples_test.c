@@ -195,6 +195,41 @@ static void protect_interactive_pauses_drafts_of_batch_work(void **state)
     rig_close(&r);
 }
 
+static struct kg_policy_window trim(uint32_t batch, uint64_t verified, uint64_t accepted)
+{
+    struct rig r;
+    struct kg_policy_class c = rig_class();
+    struct kg_policy_window w = {0};
+
+    open_example(&r, "trim_windows");
+    c.block = 8;
+    c.batch = batch;
+    c.verified = verified;
+    c.accepted = accepted;
+    assert_true(kg_policy_window(r.policy, &c, &w));
+    rig_close(&r);
+    return w;
+}
+
+static void trim_windows_shares_rows_and_pauses_what_is_not_believed(void **state)
+{
+    static const struct {
+        uint32_t batch, verified, accepted;
+        int cap, set; /* -1: not */
+    } cases[] = {
+        {1, 0, 0, -1, -1},     {16, 500, 400, -1, -1}, {17, 500, 400, 7, -1},
+        {32, 500, 400, 4, -1}, {200, 500, 400, 0, -1}, {1, 64, 15, -1, 0},
+        {1, 64, 16, -1, -1},   {1, 63, 0, -1, -1},     {32, 64, 15, -1, 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct kg_policy_window w = trim(cases[i].batch, cases[i].verified, cases[i].accepted);
+        assert_int_equal(w.has_cap ? (int)w.length : -1, cases[i].cap);
+        assert_int_equal(w.has_set ? (int)w.length : -1, cases[i].set);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -203,6 +238,7 @@ int main(void)
         cmocka_unit_test(long_prompt_lane_keeps_room_for_short_ones),
         cmocka_unit_test(protect_interactive_lets_streams_first),
         cmocka_unit_test(protect_interactive_pauses_drafts_of_batch_work),
+        cmocka_unit_test(trim_windows_shares_rows_and_pauses_what_is_not_believed),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
