@@ -198,7 +198,13 @@ static void add_experts(const struct sim_model *m, double tokens, struct sum *s)
     if (us > first) {
         us = first + (us - first) * small;
     }
-    us = us > floor_us ? floor_us + (us - floor_us) * m->experts_factor : us;
+    if (m->experts_class != SIM_MEASURED && us > floor_us) {
+        const struct sim_shape *k3 = sim_shape_find("kimi_k3");
+        double n = m->layout.ep > 1 ? m->layout.ep : m->layout.tp;
+        double own = sim_expert_sol(m, m->shape, m->layout.expert_bytes, n, tokens);
+        double had = sim_expert_sol(m, k3, k3->expert_bytes, m->experts_have, tokens);
+        us = floor_us + (us - floor_us) * own / had;
+    }
     v.class = v.class > m->experts_class ? v.class : m->experts_class;
     if (small != 1 && v.class < k->class) {
         v.class = k->class;
@@ -270,9 +276,8 @@ static void add_draft(const struct sim_model *m, const struct sim_load *w, struc
     add(s, SIM_DRAFT, 10, elementwise(m, 4 * w->drafts * m->shape->hidden));
 }
 
-/* The release's fusions and factors, then everything of a part as often as its layers run. */
-static void apply_stack(const struct sim_model *m, const struct sim_load *w, double rows,
-                        struct sum *s)
+/* The release's factors of parts, and its fusions. */
+static void apply_stack(const struct sim_model *m, double rows, struct sum *s)
 {
     const struct sim_stack *k = &m->stack;
     double part[SIM_N_PARTS];
@@ -297,9 +302,6 @@ static void apply_stack(const struct sim_model *m, const struct sim_load *w, dou
         }
         part[f->part] -= less;
     }
-    double host = k->host_us + k->host_seq_us * (w->seqs + w->prompts);
-    host += w->prompt_rows > 0 ? k->prompt_us : 0;
-    s->p.us[SIM_HOST][k->class] += host;
 }
 
 /* Rows a captured graph runs for a step of decoding rows. */
@@ -313,47 +315,83 @@ static double padded(const struct sim_stack *k, double rows)
     return rows;
 }
 
+/* The kernels of a step, one after the other; total in us. */
+static double kernels(const struct sim_model *m, const struct sim_load *w, struct sum *s)
+{
+    double dp = m->layout.dp, all = w->rows + w->prompt_rows, rows = ceil(all / dp), total = 0;
+
+    if (all > 0) {
+        for (uint32_t i = 0; i < m->n_gemms; i++) {
+            const struct sim_gemm *g = &m->gemms[i];
+            double n = g->rows == SIM_ROWS_ALL       ? rows
+                       : g->rows == SIM_ROWS_SAMPLED ? ceil(w->samples / dp)
+                                                     : ceil(w->prompt_rows / dp);
+            add(s, g->part, g->count, gemm(m, g, n));
+        }
+        add_linear(m, w, dp, s);
+        add_attention(m, w, dp, s);
+        add_experts(m, all, s);
+        add_elementwise(m, rows, s);
+        add_reduce(m, rows, dp, s);
+    }
+    add_draft(m, w, s);
+    double copied = 2 * (w->copies * w->copy_bytes + w->moved_bytes);
+    add(s, SIM_COPY, 1, (struct sim_value){copied / m->bandwidth * 1e6, SIM_ASSUMED});
+    apply_stack(m, all, s);
+    for (uint32_t p = 0; p < SIM_N_PARTS; p++) {
+        for (uint32_t c = 0; c < SIM_N_CLASSES; c++) {
+            total += s->p.us[p][c];
+        }
+    }
+    return total;
+}
+
+/* What the release's two factors make of a step's kernels: one factor for all of them. */
+static double release_factor(const struct sim_model *m, const struct sim_load *w, double total)
+{
+    double of_decode = m->stack.decode_scale, of_prompt = m->stack.prompt_scale;
+
+    if (w->prompt_rows <= 0 || of_decode == of_prompt || total <= 0) {
+        return w->prompt_rows > 0 ? of_prompt : of_decode;
+    }
+    if (w->rows <= 0) {
+        return of_prompt;
+    }
+    struct sim_load rest = *w;
+    struct sum s = {0};
+    rest.prompts = rest.prompt_rows = rest.pairs = rest.prompt_us = 0;
+    rest.samples = rest.rows;
+    double alone = kernels(m, &rest, &s);
+    alone = alone < total ? alone : total;
+    return (of_decode * alone + of_prompt * (total - alone)) / total;
+}
+
 double sim_model_step(const struct sim_model *m, const struct sim_load *load,
                       struct sim_parts *parts)
 {
     struct sum s = {0};
     struct sim_load w = *load;
-    double dp = m->layout.dp, total = 0;
 
-    if (w.prompt_rows <= 0 && w.seqs > 0 && m->stack.n_graphs > 0) {
+    if (w.prompt_rows <= 0 && w.seqs > 0 && w.rows > 0 && m->stack.n_graphs > 0) {
         double width = w.rows / w.seqs, seqs = padded(&m->stack, w.seqs);
         w.context += seqs - w.seqs; /* rows of padding read one token */
         w.seqs = seqs;
         w.rows = seqs * width;
     }
-    double all = w.rows + w.prompt_rows, rows = ceil(all / dp);
-    if (all > 0) {
-        for (uint32_t i = 0; i < m->n_gemms; i++) {
-            const struct sim_gemm *g = &m->gemms[i];
-            double n = g->rows == SIM_ROWS_ALL       ? rows
-                       : g->rows == SIM_ROWS_SAMPLED ? ceil(w.samples / dp)
-                                                     : ceil(w.prompt_rows / dp);
-            add(&s, g->part, g->count, gemm(m, g, n));
-        }
-        add_linear(m, &w, dp, &s);
-        add_attention(m, &w, dp, &s);
-        add_experts(m, all, &s);
-        add_elementwise(m, rows, &s);
-        add_reduce(m, rows, dp, &s);
+    double total = kernels(m, &w, &s), factor = release_factor(m, &w, total), host = 0;
+    if (w.rows + w.prompt_rows > 0) {
+        host = m->stack.host_us + m->stack.host_seq_us * (w.seqs + w.prompts);
+        host += w.prompt_rows > 0 ? m->stack.prompt_us : 0;
     }
-    add_draft(m, &w, &s);
-    double copied = 2 * (w.copies * w.copy_bytes + w.moved_bytes);
-    add(&s, SIM_COPY, 1, (struct sim_value){copied / m->bandwidth * 1e6, SIM_ASSUMED});
-    apply_stack(m, &w, all, &s);
-    for (uint32_t p = 0; p < SIM_N_PARTS; p++) {
-        for (uint32_t c = 0; c < SIM_N_CLASSES; c++) {
-            total += s.p.us[p][c];
-            if (parts != NULL) {
-                parts->us[p][c] += s.p.us[p][c];
+    if (parts != NULL) {
+        for (uint32_t p = 0; p < SIM_N_PARTS; p++) {
+            for (uint32_t c = 0; c < SIM_N_CLASSES; c++) {
+                parts->us[p][c] += s.p.us[p][c] * factor;
             }
         }
+        parts->us[SIM_HOST][m->stack.class] += host;
     }
-    return total;
+    return total * factor + host;
 }
 
 static int by_value(const void *a, const void *b)

@@ -71,9 +71,9 @@ struct sim_model {
     double heads, linear_heads; /* on one rank */
     struct sim_gemm gemms[SIM_GEMMS], draft[SIM_GEMMS];
     uint32_t n_gemms, n_draft;
-    /* routed experts: floor + (curve - floor) * factor */
+    /* routed experts: floor + (curve of so many ranks - floor) * roofline ratio */
     const struct sim_curve *experts;
-    double experts_factor, experts_floor;
+    double experts_have, experts_floor;
     uint32_t experts_class;
     /* recurrence: over heads, then sequences; verify and prompts one per width or length */
     struct sim_family decode;
@@ -119,6 +119,9 @@ double sim_model_step(const struct sim_model *model, const struct sim_load *load
 double sim_gemm_sol(const struct sim_model *model, double n, double k, double rows, double bytes);
 /* Bytes of the experts of one layer that so many tokens meet, evenly loaded. */
 double sim_expert_bytes(const struct sim_shape *shape, double weight_bytes, double tokens);
+/* Roofline of the experts of one layer dealt to so many ranks, us. */
+double sim_expert_sol(const struct sim_model *model, const struct sim_shape *shape,
+                      double weight_bytes, double ranks, double tokens);
 /* Leave one out: relative error of every inner point of every curve of the table whose key begins
  * with prefix, from its neighbours along the curve. Sorted; *n of them; free() it. KG_ENOMEM. */
 int sim_table_left_out(const struct sim_table *table, const char *prefix, int log, double **errors,

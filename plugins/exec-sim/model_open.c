@@ -191,7 +191,19 @@ static const struct sim_curve *experts_curve(const struct sim_model *m, uint32_t
     return sim_table_find(&m->table, key);
 }
 
-/* The curve of the layout, or of the nearest power of two, its time beyond the floor scaled. */
+double sim_expert_sol(const struct sim_model *m, const struct sim_shape *s, double weight,
+                      double ranks, double tokens)
+{
+    const struct sim_table *t = &m->table;
+    double width = s->latent > 0 ? s->latent : s->hidden;
+    double flops = weight >= 2 ? t->bf16_flops : t->fp8_flops;
+    double mem = sim_expert_bytes(s, weight, tokens) / ranks / t->mem_bw;
+    double ops = 6 * tokens * s->top_k * width * s->moe_inter / ranks / flops;
+
+    return (mem > ops ? mem : ops) * 1e6;
+}
+
+/* The curve of the layout, or of the nearest number of ranks there is. */
 static int find_experts(struct sim_model *m, struct kg_error *err)
 {
     const struct sim_shape *s = m->shape, *k3 = sim_shape_find("kimi_k3");
@@ -213,16 +225,9 @@ static int find_experts(struct sim_model *m, struct kg_error *err)
         return kg_fail(err, KG_ECONFIG, "%s: no experts of %s %s %s", m->table.system,
                        m->stack.moe_fw, m->stack.moe_dtype, m->stack.moe_load);
     }
-    double width = s->latent > 0 ? s->latent : s->hidden;
-    double weights = m->layout.expert_bytes;
     m->experts_class = have == n && s == k3 ? SIM_MEASURED : SIM_EXTRAPOLATED;
-    m->experts_factor = (double)have / n;
-    if (s != k3) {
-        /* experts met by a middling batch, and their bytes */
-        m->experts_factor *= s->top_k * width * s->moe_inter * weights /
-                             (k3->top_k * k3->latent * k3->moe_inter * k3->expert_bytes);
-    }
-    double sol = sim_expert_bytes(k3, k3->expert_bytes, 1) / have / m->table.mem_bw * 1e6;
+    m->experts_have = have;
+    double sol = sim_expert_sol(m, k3, k3->expert_bytes, have, 1);
     m->experts_floor = m->experts->y[0] - sol;
     m->experts_floor = m->experts_floor > 0 ? m->experts_floor : 0;
     return KG_OK;
@@ -232,12 +237,15 @@ static void find_reduce(struct sim_model *m)
 {
     static const char *const names[] = {"ar/sglang", "ar/vllm", "ar/trtllm", "nccl/all_reduce"};
     static const char *const words[] = {"sglang", "vllm", "trtllm", "nccl"};
-    uint32_t ranks = m->layout.tp, have = ranks;
+    uint32_t ranks = m->layout.tp, have = 1;
     int best = strcmp(m->stack.allreduce, "best") == 0;
     char key[64];
 
     if (ranks == 1) {
         return;
+    }
+    while (have * 2 <= ranks) {
+        have *= 2;
     }
     for (; m->n_reduce == 0 && have > 1; have /= 2) {
         for (uint32_t i = 0; i < 4; i++) {

@@ -33,7 +33,8 @@ struct reader {
 
 void sim_stack_plain(struct sim_stack *stack, int hopper)
 {
-    *stack = (struct sim_stack){.name = "kernels", .class = SIM_MEASURED, .small = 1};
+    *stack = (struct sim_stack){
+        .name = "kernels", .class = SIM_MEASURED, .small = 1, .decode_scale = 1, .prompt_scale = 1};
     (void)snprintf(stack->moe_fw, sizeof(stack->moe_fw), "%s", hopper ? "vllm" : "sglang");
     (void)snprintf(stack->moe_dtype, sizeof(stack->moe_dtype), "%s",
                    hopper ? "w4a16_mxfp4" : "w4a8_mxfp4_mxfp8");
@@ -156,10 +157,10 @@ static int read_pair(struct reader *r, const char *key, char *rest)
     const struct {
         const char *key;
         double *v, hi;
-    } keys[] = {{"host_us", &s->host_us, 1e9},
-                {"host_seq_us", &s->host_seq_us, 1e9},
-                {"prompt_us", &s->prompt_us, 1e9},
-                {"overlap", &s->overlap, 1}};
+    } keys[] = {{"host_us", &s->host_us, 1e9},           {"host_seq_us", &s->host_seq_us, 1e9},
+                {"prompt_us", &s->prompt_us, 1e9},       {"overlap", &s->overlap, 1},
+                {"decode_scale", &s->decode_scale, 100}, {"prompt_scale", &s->prompt_scale, 100},
+                {"client_us", &s->client_us, 1e9}};
     uint32_t p = 0;
 
     if (strcmp(key, "name") == 0) {

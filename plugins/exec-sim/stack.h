@@ -15,6 +15,10 @@
  *     graph N...                 captured sizes: a step of decoding rows only is run at the next
  *     host_us US, host_seq_us US per step, and per sequence of it
  *     prompt_us US               per step that computes prompt rows
+ *     decode_scale X             a step of decoding rows takes X times as long
+ *     prompt_scale X             so does what prompt rows add to a step
+ *     client_us US               between client and engine; added to the time to first token where
+ *                                figures of a client are compared (scripts/perf/e2e), not to a step
  *     overlap X                  share of the collectives hidden behind other work, 0 .. 1
  *
  * PART is a name of sim_part_names. Nothing given: the kernels as they were measured, in a row.
@@ -62,7 +66,7 @@ struct sim_stack {
     double scale[SIM_N_PARTS];
     double graphs[SIM_GRAPHS]; /* [n_graphs] ascending */
     double small, small_from, small_to;
-    double host_us, host_seq_us, prompt_us, overlap;
+    double host_us, host_seq_us, prompt_us, overlap, decode_scale, prompt_scale, client_us;
 };
 
 /* The kernels as measured: on Hopper vllm's experts, on Blackwell sglang's. */
