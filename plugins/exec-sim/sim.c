@@ -32,6 +32,10 @@ static const struct kg_opt options[] = {
      "With tables: groups of tp ranks that share experts and split sequences. Unit: groups."},
     {"kv", KG_OPT_ENUM, 0, offsetof(struct sim_conf, fp8_kv), "bf16", 0, 0, "bf16|fp8",
      "With tables: type of the cache of full attention."},
+    {"expert_bytes", KG_OPT_F64, 0, offsetof(struct sim_conf, expert_bytes), "0", 0, 8, NULL,
+     "With tables: a weight of a routed expert; 0: as the model was published. Unit: bytes."},
+    {"weight_bytes", KG_OPT_F64, 0, offsetof(struct sim_conf, weight_bytes), "0", 0, 8, NULL,
+     "With tables: any other weight; 0: as the model was published. Unit: bytes."},
     {"acceptance", KG_OPT_STR, KG_OPT_PATH, offsetof(struct sim_conf, acceptance), "", 0, 0, NULL,
      "File with profiles of which drafts are right, by domain. Empty: accept."},
     {"domain", KG_OPT_STR, 0, offsetof(struct sim_conf, domain), "", 0, 0, NULL,
@@ -184,9 +188,11 @@ static int fill_sizes(struct sim_conf *c, struct kg_error *err)
     if (c->n_state_parts == 0) {
         c->n_state_parts = s->linear_layers > 0 ? (uint32_t)ceil(s->linear_layers / c->pp) : 1;
     }
-    if (c->state_part_bytes == 0) { /* S in 32 bits; three inputs of a convolution 4 wide in 16 */
+    if (c->state_part_bytes == 0) { /* S in 32 bits, three inputs of a convolution 4 wide in 16; a
+                                       model without states is given small ones */
         double width = ceil(heads) * s->linear_dim;
-        c->recurrent_part_bytes = s->linear_layers > 0 ? (uint64_t)(width * s->linear_dim * 4) : 64;
+        c->recurrent_part_bytes =
+            s->linear_layers > 0 ? (uint64_t)(width * s->linear_dim * 4) : 1 << 20;
         c->state_part_bytes = c->recurrent_part_bytes + (uint64_t)(width * 3 * 3 * 2);
     }
     return KG_OK;
@@ -211,14 +217,15 @@ static int check_open(struct kg_exec *x, const struct kg_exec_open *args, struct
                        "exec-sim: recurrent_part_bytes and draft_token_bytes are parts of "
                        "state_part_bytes and token_bytes");
     }
-    const struct sim_timing_conf timing = {
-        .cost = c->cost,
-        .tables = c->tables,
-        .stack = c->stack,
-        .model = c->model,
-        .system = c->system,
-        .layout = {c->tp, c->ep, c->pp, c->dcp, c->dp, c->fp8_kv ? "fp8" : "bfloat16", 0, 0},
-        .max_rows = args->max_rows};
+    const struct sim_timing_conf timing = {.cost = c->cost,
+                                           .tables = c->tables,
+                                           .stack = c->stack,
+                                           .model = c->model,
+                                           .system = c->system,
+                                           .layout = {c->tp, c->ep, c->pp, c->dcp, c->dp,
+                                                      c->fp8_kv ? "fp8" : "bfloat16",
+                                                      c->expert_bytes, c->weight_bytes},
+                                           .max_rows = args->max_rows};
     int rc = sim_timing_open(&x->timing, &timing, err);
     sim_acceptance_plain(&x->acceptance, c->accept);
     if (rc == KG_OK && c->acceptance[0] != '\0') {

@@ -25,7 +25,7 @@ struct sim_conf {
     uint32_t tp, ep, pp, dcp, dp, fp8_kv;
     uint32_t vocab, max_context, n_state_parts, n_mla_layers, page_tokens_align, draft_block;
     uint64_t token_bytes, draft_token_bytes, state_part_bytes, recurrent_part_bytes;
-    double accept, to_host_gb_s, from_host_gb_s;
+    double accept, expert_bytes, weight_bytes, to_host_gb_s, from_host_gb_s;
 };
 
 /* One backend slot. */

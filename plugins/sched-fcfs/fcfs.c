@@ -5,12 +5,12 @@
  * to prefills that began, by admission, then to new requests by arrival. A request the core cannot
  * admit now does not stop those behind it, `look_past` of them; the core keeps that fair through
  * max_wait_ms. When not all decoding requests fit a step, the next step goes on behind the last
- * one that ran.
+ * one that ran. With `prompts = first` a step has prompts only while there are any.
  */
 #include <kedge/sched.h>
 
 struct fcfs_conf {
-    uint32_t look_past;
+    uint32_t look_past, prompts; /* prompts: 0 mixed, 1 first */
 };
 
 struct kg_sched {
@@ -23,6 +23,9 @@ static const struct kg_opt options[] = {
     {"look_past", KG_OPT_U32, 0, offsetof(struct fcfs_conf, look_past), "32", 0, 65536, NULL,
      "Waiting requests asked about behind one that must wait for memory; 0 keeps strict order of "
      "arrival. Unit: requests."},
+    {"prompts", KG_OPT_ENUM, 0, offsetof(struct fcfs_conf, prompts), "mixed", 0, 0, "mixed|first",
+     "mixed: prompts share steps with decoding requests. first: a step with prompts has nothing "
+     "else, decoding waits; time to first token before time per token."},
     {0},
 };
 
@@ -154,9 +157,14 @@ static int plan(struct kg_sched *s, const struct kg_sched_view *view, struct kg_
 {
     struct plan p = {view, items, 0, max_items, view->step_tokens};
 
-    plan_decode(s, &p);
+    if (s->conf.prompts == 0) {
+        plan_decode(s, &p);
+    }
     plan_prefill(&p);
     plan_waiting(s, &p);
+    if (s->conf.prompts == 1 && p.n == 0) {
+        plan_decode(s, &p);
+    }
     return (int)p.n;
 }
 
