@@ -2,6 +2,7 @@
 #include "config_int.h"
 #include "opt.h"
 
+#include <kedge/exec.h>
 #include <kedge/spec.h>
 #include <string.h>
 
@@ -269,7 +270,10 @@ void kg_config_cross(struct kg_config *c)
                        "advance in one step",
                        v->engine.max_seqs, v->engine.step_tokens);
     const struct kg_plugin *spec = c->choices[KG_KIND_SPEC].ref.plugin;
-    if (v->draft_path[0] == '\0' && (spec->caps & KG_SPEC_CAP_MODEL) != 0)
+    const struct kg_plugin *exec = c->choices[KG_KIND_EXEC].ref.plugin;
+    /* a backend that computes nothing brings a drafter of its own or says so when it is opened */
+    if (v->draft_path[0] == '\0' && (spec->caps & KG_SPEC_CAP_MODEL) != 0 &&
+        (exec->caps & KG_EXEC_CAP_NO_BYTES) == 0)
         kg_config_blame(c, where_of(c, "plugins", "spec"),
                         "[plugins] spec = %s needs a drafter: set [model] draft", spec->name);
     refuse_unbuilt(c);

@@ -143,6 +143,11 @@ static int open_policies(struct kg_stack *s, struct kg_error *err)
                        "[plugins] spec = %s, but exec-%s cannot verify drafts: set spec = off",
                        spec->ref.plugin->name,
                        kg_config_choice(s->config, KG_KIND_EXEC)->ref.plugin->name);
+    if ((spec->ref.plugin->caps & KG_SPEC_CAP_MODEL) != 0 && s->desc.draft_block == 0)
+        return kg_fail(err, KG_ECONFIG,
+                       "[plugins] spec = %s needs a drafter: set [model] draft, or draft_block of "
+                       "a simulated backend",
+                       spec->ref.plugin->name);
     return s->parts.spec == NULL ? open_spec(s, err) : KG_OK;
 }
 

@@ -107,6 +107,9 @@ static int read_line(struct reader *r, char *rest)
     if (strcmp(key, "insight") == 0) {
         return number(r, key, rest, 0.999, &d->insight);
     }
+    if (strcmp(key, "pinned") == 0) {
+        return number(r, key, rest, SIM_SURVIVE + 1, &d->pinned);
+    }
     return strcmp(key, "noise") == 0 ? number(r, key, rest, 10, &d->noise)
                                      : BAD(r, "%.40s: no such key", key);
 }
@@ -114,8 +117,9 @@ static int read_line(struct reader *r, char *rest)
 static int check(struct reader *r)
 {
     for (uint32_t i = 0; i < r->a->n; i++) {
-        if (r->a->domains[i].n == 0) {
-            return BAD(r, "domain %s: no survive", r->a->domains[i].name);
+        const struct sim_domain *d = &r->a->domains[i];
+        if (d->pinned > 0 ? d->n > 0 || d->pinned < 1 : d->n == 0) {
+            return BAD(r, "domain %s: wants survive, or pinned from 1", d->name);
         }
     }
     return r->a->n > 0 ? KG_OK : BAD(r, "%s", "no domain");
@@ -196,9 +200,27 @@ static double gauss(uint64_t seed, uint64_t stream)
     return sqrt(-2 * log(u)) * cos(2 * M_PI * v);
 }
 
+/* Windows end at whole parts of multiples of the length: which one comes next. */
+static uint32_t draw_pinned(const struct sim_domain *d, uint32_t position, uint32_t n,
+                            float *survival)
+{
+    double k = ceil(position / d->pinned);
+    double next = floor((floor(k * d->pinned) < position ? k + 2 : k + 1) * d->pinned);
+    uint32_t right = next > position + 1.0 ? (uint32_t)next - position - 1 : 0;
+
+    right = right < n ? right : n;
+    for (uint32_t i = 0; survival != NULL && i < n; i++) {
+        survival[i] = i < right ? 1.0f : 0.0f;
+    }
+    return right;
+}
+
 uint32_t sim_acceptance_draw(const struct sim_domain *d, uint64_t seed, uint32_t position,
                              uint32_t n, float *survival)
 {
+    if (d->pinned > 0) {
+        return draw_pinned(d, position, n, survival);
+    }
     uint64_t stream = (uint64_t)position * 4;
     double rest = sqrt(1 - d->insight * d->insight);
     double seen = d->insight > 0 ? gauss(seed, stream) : 0;

@@ -242,8 +242,8 @@ int sim_draft(struct kg_exec *x, struct kg_draft *drafts, uint32_t n)
             return KG_EINVAL;
         }
         uint32_t right = sim_acceptance_draw(&x->acceptance.domains[s->domain],
-                                             s->sampling.seed ^ sim_mix(s->id * 8191), s->n_known,
-                                             d->n, d->survival);
+                                             s->sampling.seed ^ sim_mix(s->id * 8191),
+                                             s->n_known - s->output_start, d->n, d->survival);
         for (uint32_t k = 0; k < d->n; k++) {
             uint32_t token = token_at(x, s, s->n_known + k);
             s->drafts[k] = k < right ? token : (token + 1) % x->conf.vocab;
