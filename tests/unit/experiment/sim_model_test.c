@@ -1,0 +1,394 @@
+/* exec-sim's files and what it makes of them: tables, stacks, acceptance, the parts of a step. */
+#include "../../../plugins/exec-sim/accept.h"
+#include "../../../plugins/exec-sim/model.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const char *tables, *stack_file; /* of the command line */
+static char path[] = "/tmp/kedge-sim-XXXXXX";
+
+static void write_text(const char *text)
+{
+    FILE *f = fopen(path, "w");
+
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* --- acceptance --- */
+
+static const char profile[] = "kedge-acceptance 1\n"
+                              "domain easy\n"
+                              "survive 0.9 0.8 0.7 0.5 # four drafts\n"
+                              "insight 0.8\n"
+                              "domain hard\n"
+                              "survive 0.4 0.1\n"
+                              "domain fixed\n"
+                              "pinned 4.5\n";
+
+static void read_profile(struct sim_acceptance *a)
+{
+    struct kg_error err = {0};
+
+    write_text(profile);
+    if (sim_acceptance_read(path, a, &err) != KG_OK) {
+        fail_msg("%s", err.text);
+    }
+}
+
+/* Four standard deviations of a share p of n. */
+static double slack(double p, double n)
+{
+    return 4 * sqrt(p * (1 - p) / n);
+}
+
+static void each_position_survives_as_often_as_the_profile_says(void **state)
+{
+    (void)state;
+    static struct sim_acceptance a;
+    read_profile(&a);
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct sim_domain *d = &a.domains[i];
+        uint32_t seen[5] = {0}, n = 40000;
+        for (uint32_t k = 0; k < n; k++) {
+            uint32_t right = sim_acceptance_draw(d, k % 200, 7 + k / 200, 4, NULL);
+            assert_true(right <= d->n);
+            for (uint32_t j = 0; j < right; j++) {
+                seen[j]++;
+            }
+        }
+        for (uint32_t j = 0; j < d->n; j++) {
+            double share = (double)seen[j] / n;
+            assert_true(fabs(share - d->survive[j]) < slack(d->survive[j], n));
+        }
+    }
+}
+
+static void luck_does_not_depend_on_the_window(void **state)
+{
+    (void)state;
+    static struct sim_acceptance a;
+    read_profile(&a);
+    for (uint32_t p = 0; p < 2000; p++) {
+        uint32_t most = sim_acceptance_draw(&a.domains[0], 3, p, 4, NULL);
+        for (uint32_t n = 0; n < 4; n++) {
+            float told[4];
+            assert_int_equal(sim_acceptance_draw(&a.domains[0], 3, p, n, told),
+                             most < n ? most : n);
+        }
+    }
+}
+
+static void confidence_is_calibrated_and_tells_something(void **state)
+{
+    (void)state;
+    static struct sim_acceptance a;
+    read_profile(&a);
+    double told_sum[2] = {0}, hit[2] = {0}, n[2] = {0};
+    for (uint32_t p = 0; p < 40000; p++) {
+        float told[4];
+        uint32_t right = sim_acceptance_draw(&a.domains[0], 11, p, 4, told);
+        for (uint32_t k = 1; k < 4; k++) {
+            assert_true(told[k] <= told[k - 1]);
+        }
+        int high = told[3] > 0.5f;
+        told_sum[high] += (double)told[3];
+        hit[high] += right == 4;
+        n[high]++;
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        double mean = told_sum[i] / n[i];
+        assert_true(n[i] > 5000);
+        assert_true(fabs(hit[i] / n[i] - mean) < slack(mean, n[i]));
+    }
+    assert_true(hit[1] / n[1] - hit[0] / n[0] > 0.3);
+}
+
+static void pinned_windows_are_alike_and_have_their_mean(void **state)
+{
+    (void)state;
+    static struct sim_acceptance a;
+    read_profile(&a);
+    const struct sim_domain *d = &a.domains[sim_acceptance_find(&a, "fixed")];
+    uint32_t at = 0, windows = 0;
+    while (at < 900) {
+        uint32_t right = sim_acceptance_draw(d, 1, at, 7, NULL);
+        assert_int_equal(right, sim_acceptance_draw(d, 99, at, 7, NULL));
+        assert_true(right == 3 || right == 4);
+        at += right + 1;
+        windows++;
+    }
+    assert_int_equal(at, 900);
+    assert_int_equal(windows, 200);
+}
+
+static void unknown_domains_follow_the_first(void **state)
+{
+    (void)state;
+    static struct sim_acceptance a;
+    read_profile(&a);
+    assert_int_equal(sim_acceptance_find(&a, "hard"), 1);
+    assert_int_equal(sim_acceptance_find(&a, "nobody"), 0);
+}
+
+static void refuse_acceptance(const char *text, const char *words)
+{
+    static struct sim_acceptance a;
+    struct kg_error err = {0};
+
+    write_text(text);
+    assert_int_equal(sim_acceptance_read(path, &a, &err), KG_ECONFIG);
+    if (strstr(err.text, words) == NULL) {
+        fail_msg("\"%s\" does not say \"%s\"", err.text, words);
+    }
+}
+
+static void broken_profiles_are_refused_with_their_line(void **state)
+{
+    (void)state;
+    refuse_acceptance("", "no domain");
+    refuse_acceptance("domain a\n", ":1: wanted");
+    refuse_acceptance("kedge-acceptance 1\nsurvive 0.5\n", ":2: survive: before");
+    refuse_acceptance("kedge-acceptance 1\ndomain a\nsurvive 0.5 0.6\n", ":3: survive: 0.6");
+    refuse_acceptance("kedge-acceptance 1\ndomain a\nsurvive 1.5\n", ":3: survive: wanted");
+    refuse_acceptance("kedge-acceptance 1\ndomain a\nsurvive 1\ndomain a\n", ":4: domain: a");
+    refuse_acceptance("kedge-acceptance 1\ndomain a\nsurvive 1\nsurvive 1\n", ":4: survive:");
+    refuse_acceptance("kedge-acceptance 1\ndomain a\nnoise 1\n", "wants survive");
+    refuse_acceptance("kedge-acceptance 1\ndomain a\nsurvive 1\nmagic 1\n", ":4: magic: no such");
+}
+
+/* --- tables --- */
+
+static const char small[] = "kedge-table 1\n"
+                            "system small\n"
+                            "nominal mem_bw 1e12\n"
+                            "nominal bf16_flops 1e14\n"
+                            "x 0 1 10 100\n"
+                            "gemm/8/8 0 5 6 20\n"
+                            "kda/1/a 0 1 2 3\n"
+                            "kda/4/a 0 4 5 6\n";
+
+static void values_between_and_beyond_points_follow_the_rules(void **state)
+{
+    (void)state;
+    struct sim_table t;
+    struct sim_family f;
+    write_text(small);
+    assert_int_equal(sim_table_read(path, &t, NULL), KG_OK);
+    const struct sim_curve *c = sim_table_find(&t, "gemm/8/8");
+    assert_non_null(c);
+    const struct {
+        double x, us;
+        uint32_t class;
+    } want[] = {{0.5, 5, SIM_EXTRAPOLATED}, {1, 5, SIM_MEASURED},    {10, 6, SIM_MEASURED},
+                {55, 13, SIM_INTERPOLATED}, {100, 20, SIM_MEASURED}, {300, 60, SIM_EXTRAPOLATED}};
+    for (uint32_t i = 0; i < sizeof(want) / sizeof(want[0]); i++) {
+        struct sim_value v = sim_curve_at(c, want[i].x);
+        assert_true(fabs(v.us - want[i].us) < 1e-9);
+        assert_int_equal(v.class, want[i].class);
+    }
+    assert_true(fabs(sim_curve_log_at(c, sqrt(1000)).us - sqrt(120)) < 1e-9);
+    sim_family_find(&t, "kda/", "/a", &f);
+    assert_int_equal(f.n, 2);
+    struct sim_value v = sim_family_at(&f, 2, 10, 0);
+    assert_true(fabs(v.us - 3) < 1e-9);
+    assert_int_equal(v.class, SIM_INTERPOLATED);
+    assert_true(fabs(sim_family_at(&f, 8, 10, 0).us - 10) < 1e-9);
+    assert_null(sim_table_find(&t, "gemm/8"));
+    sim_table_free(&t);
+}
+
+static void refuse_table(const char *more, const char *words)
+{
+    struct sim_table t;
+    struct kg_error err = {0};
+    char text[600];
+
+    (void)snprintf(text, sizeof(text), "%s%s", small, more);
+    write_text(text);
+    assert_int_equal(sim_table_read(path, &t, &err), KG_ECONFIG);
+    if (strstr(err.text, words) == NULL) {
+        fail_msg("\"%s\" does not say \"%s\"", err.text, words);
+    }
+}
+
+static void broken_tables_are_refused_with_their_line(void **state)
+{
+    (void)state;
+    refuse_table("a/b 0 1 2 3\n", ":9: a/b: keys must rise");
+    refuse_table("z 7 1\n", ":9: z: no axis 7");
+    refuse_table("z 0 1 2\n", "2 numbers on an axis of 3");
+    refuse_table("z 0 1 0 2\n", "0 is no size");
+    refuse_table("z 0 1 -2 3\n", "wanted a number");
+    refuse_table("x 1 3 2\n", "must rise");
+    refuse_table("x 0 3\n", "is there already");
+    refuse_table("nominal speed 3\n", "no \"speed\"");
+    refuse_table("z\n", "nothing behind");
+    write_text("kedge-table 2\n");
+    struct sim_table t;
+    assert_int_equal(sim_table_read(path, &t, NULL), KG_ECONFIG);
+    assert_int_equal(sim_table_read("/nonexistent", &t, NULL), KG_ENOENT);
+}
+
+/* --- steps --- */
+
+static const struct sim_layout eight = {8, 1, 1, 1, 1, "bfloat16", 0, 0};
+
+static void open_model(struct sim_model *m, const char *stack)
+{
+    struct kg_error err = {0};
+
+    if (sim_model_open(m, tables, stack, sim_shape_find("kimi_k3"), &eight, &err) != KG_OK) {
+        fail_msg("%s", err.text);
+    }
+}
+
+static void parts_and_classes_add_up_to_the_step(void **state)
+{
+    (void)state;
+    static struct sim_model m;
+    open_model(&m, stack_file);
+    struct sim_load w = {.seqs = 5,
+                         .rows = 40,
+                         .context = 5 * 3000.0,
+                         .prompts = 2,
+                         .prompt_rows = 900,
+                         .samples = 41,
+                         .drafts = 35,
+                         .copies = 3,
+                         .copy_bytes = 56e6};
+    w.prompt_us = sim_model_prompt(&m, 1000, 450) * 2;
+    struct sim_parts p = {0};
+    double total = sim_model_step(&m, &w, &p), sum = 0;
+    for (uint32_t i = 0; i < SIM_N_PARTS; i++) {
+        for (uint32_t c = 0; c < SIM_N_CLASSES; c++) {
+            assert_true(p.us[i][c] >= 0);
+            sum += p.us[i][c];
+        }
+    }
+    assert_true(total > 0 && fabs(sum - total) < 1e-6 * total);
+    assert_true(p.us[SIM_COPY][SIM_ASSUMED] > 0);
+    sim_model_close(&m);
+}
+
+static void more_work_takes_more_time(void **state)
+{
+    (void)state;
+    static struct sim_model m;
+    open_model(&m, stack_file);
+    double before = 0;
+    for (double n = 1; n <= 256; n *= 2) {
+        struct sim_load w = {.seqs = n, .rows = n, .context = n * 4096, .samples = n};
+        double us = sim_model_step(&m, &w, NULL);
+        assert_true(us > before);
+        before = us;
+        w.context *= 8;
+        assert_true(sim_model_step(&m, &w, NULL) > us);
+    }
+    for (double past = 0; past <= 1 << 20; past = past * 4 + 4096) {
+        assert_true(sim_model_prompt(&m, past * 4 + 4096, 512) >= sim_model_prompt(&m, past, 512));
+    }
+    sim_model_close(&m);
+}
+
+static void a_release_changes_only_what_it_says(void **state)
+{
+    (void)state;
+    static struct sim_model plain, scaled;
+    open_model(&plain, NULL);
+    write_text("kedge-stack 1\nname s\nclass assumed\nscale experts 2\nfuse f kda_gemm 1 64\n"
+               "host_us 100\n");
+    open_model(&scaled, path);
+    struct sim_load w = {.seqs = 4, .rows = 4, .context = 4096, .samples = 4};
+    struct sim_parts a = {0}, b = {0};
+    (void)sim_model_step(&plain, &w, &a);
+    (void)sim_model_step(&scaled, &w, &b);
+    for (uint32_t i = 0; i < SIM_N_PARTS; i++) {
+        double x = 0, y = 0;
+        for (uint32_t c = 0; c < SIM_N_CLASSES; c++) {
+            x += a.us[i][c];
+            y += b.us[i][c];
+        }
+        double want = i == SIM_EXPERTS ? 2 * x : i == SIM_KDA_GEMM ? x - 93 : x;
+        want = i == SIM_HOST ? 100 : want;
+        assert_true(fabs(y - want) < 1e-6 * (want + 1));
+    }
+    sim_model_close(&plain);
+    sim_model_close(&scaled);
+}
+
+static void refuse_stack(const char *line, const char *words)
+{
+    struct sim_stack s;
+    struct kg_error err = {0};
+    char text[200];
+
+    (void)snprintf(text, sizeof(text), "kedge-stack 1\n%s\n", line);
+    write_text(text);
+    sim_stack_plain(&s, 0);
+    assert_int_equal(sim_stack_read(path, &s, &err), KG_ECONFIG);
+    if (strstr(err.text, words) == NULL) {
+        fail_msg("\"%s\" does not say \"%s\"", err.text, words);
+    }
+}
+
+static void broken_stacks_and_layouts_are_refused(void **state)
+{
+    (void)state;
+    refuse_stack("scale nothing 2", ":2: scale: no part");
+    refuse_stack("fuse f experts -1 3", "fuse: us: wanted");
+    refuse_stack("graph 4 2", "sizes rise");
+    refuse_stack("overlap 2", "from 0 to 1");
+    refuse_stack("moe_small 0.5 8 8", "from 8 to 8");
+    refuse_stack("class good", "class: no");
+    refuse_stack("what 1", "no such key");
+    static struct sim_model m;
+    struct kg_error err = {0};
+    struct sim_layout l = eight;
+    l.dcp = 3;
+    assert_int_equal(sim_model_open(&m, tables, NULL, sim_shape_find("kimi_k3"), &l, &err),
+                     KG_ECONFIG);
+    write_text("kedge-stack 1\nmoe sglang w4a8_mxfp4_mxfp8 nobody\n");
+    assert_int_equal(sim_model_open(&m, tables, path, sim_shape_find("kimi_k3"), &eight, &err),
+                     KG_ECONFIG);
+    assert_non_null(strstr(err.text, "no experts of"));
+    assert_null(sim_shape_find("gpt"));
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_position_survives_as_often_as_the_profile_says),
+        cmocka_unit_test(luck_does_not_depend_on_the_window),
+        cmocka_unit_test(confidence_is_calibrated_and_tells_something),
+        cmocka_unit_test(pinned_windows_are_alike_and_have_their_mean),
+        cmocka_unit_test(unknown_domains_follow_the_first),
+        cmocka_unit_test(broken_profiles_are_refused_with_their_line),
+        cmocka_unit_test(values_between_and_beyond_points_follow_the_rules),
+        cmocka_unit_test(broken_tables_are_refused_with_their_line),
+        cmocka_unit_test(parts_and_classes_add_up_to_the_step),
+        cmocka_unit_test(more_work_takes_more_time),
+        cmocka_unit_test(a_release_changes_only_what_it_says),
+        cmocka_unit_test(broken_stacks_and_layouts_are_refused),
+    };
+    int fd = mkstemp(path);
+
+    if (argc != 3 || fd < 0) {
+        return 2;
+    }
+    (void)close(fd);
+    tables = argv[1];
+    stack_file = argv[2];
+    int rc = cmocka_run_group_tests(tests, NULL, NULL);
+    (void)unlink(path);
+    return rc;
+}
