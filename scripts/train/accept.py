@@ -95,19 +95,20 @@ def auc(score, outcome):
 GRID = np.exp(np.linspace(np.log(0.25), np.log(4.0), 41))
 
 
-def fit_temperatures(z, kept, room):
+def fit_temperatures(z, kept, room, least=150):
     """Sequential temperature scaling. z [N, g]; kept [N]: drafts kept; room [N]: rows that counted.
     For k = 1 .. g, with earlier temperatures fixed, the T_k of GRID whose survival has the least
-    calibration error over rounds in which k rows counted; of equals the one nearest to 1."""
+    calibration error over rounds in which k rows counted; of equals the one nearest to 1. Where
+    fewer than `least` rounds came as far as row k, it takes the T of the row before."""
     temps = []
     for k in range(z.shape[1]):
         use = room > k
         best = None
-        if use.sum() >= 200:
+        if (use & (kept >= k)).sum() >= least:
             before = survival(z[use][:, :k], temps)[:, -1] if k else np.ones(use.sum())
             for t in GRID:
                 s = before / (1.0 + np.exp(-z[use][:, k] / t))
                 e = (round(ece(s, kept[use] > k), 5), abs(np.log(t)), float(t))
                 best = e if best is None or e < best else best
-        temps.append(best[2] if best else 1.0)
+        temps.append(best[2] if best else temps[-1] if temps else 1.0)
     return temps

@@ -152,7 +152,7 @@ def main():
                         judged["tv"][whole].cumprod(1).sum(1))
                 for rule in rules:
                     found.setdefault((domain, rule), []).append(rounds_of(judged, seq, rule, g))
-                seq.clear()
+                del seq["taps"], seq["hidden"]
     report = {"split": args.split, "gamma": g, "rules": {}, "offline_tau": {},
               "same_pick": float(np.concatenate(agree).mean()), "picks": int(sum(map(len, agree)))}
     print("target's picks equal to the server's: %.5f of %d" % (report["same_pick"], report["picks"]))

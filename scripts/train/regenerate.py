@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """The target's own answers to the prompts of corpus.py.
 
-    regenerate.py --run RUN --kedge build/kedge --model tests/models/k3-tiny [--threads 1]
+    regenerate.py --run RUN [--kedge build/kedge] [--model tests/models/k3-tiny]
+        [--splits train] [--temperatures 0,0.8,1] [--limit N]
 
 Starts `kedge serve` on a free port, sends RUN/prompts.jsonl at high concurrency, and appends to
 RUN/answers.jsonl one line {"id", "prompt_ids", "ids", "finish"} per answer. Ids come from the
@@ -94,11 +95,23 @@ def main():
     ap.add_argument("--spec", default="off")
     ap.add_argument("--set", action="append", default=[])
     ap.add_argument("--concurrency", type=int, default=48)
+    ap.add_argument("--splits", default="train,calib,test")
+    ap.add_argument("--temperatures", default="0,0.8,1")
+    ap.add_argument("--limit", type=int, default=0,
+                    help="at most so many of each split, domain and temperature")
     args = ap.parse_args()
     rows = [json.loads(line) for line in open(os.path.join(args.run, "prompts.jsonl"))]
     path = os.path.join(args.run, "answers.jsonl")
     done = {json.loads(line)["id"] for line in open(path)} if os.path.exists(path) else set()
-    rows = sorted((r for r in rows if r["id"] not in done), key=lambda r: r["split"] != "train")
+    temps = [float(t) for t in args.temperatures.split(",")]
+    have, wanted = {}, []
+    for r in rows:
+        key = (r["split"], r["domain"], r["temperature"])
+        have[key] = have.get(key, 0) + 1
+        if r["split"] in args.splits.split(",") and r["temperature"] in temps and \
+                (not args.limit or have[key] <= args.limit) and r["id"] not in done:
+            wanted.append(r)
+    rows = wanted
     port = free_port()
     server = start(args, port)
     began, tokens, failed = time.time(), 0, 0

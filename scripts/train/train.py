@@ -6,7 +6,11 @@
 Losses for row k of a block, weight exp(-k / 4): 0.1 cross entropy of the target's token, 0.9 the L1
 distance of the two distributions, 1.0 binary cross entropy of the confidence against
 1 - L1 / 2, each a weighted mean over valid rows. Predecessors are the target's tokens.
-AdamW, warm-up, constant rate, linear cool-down; an average of the weights is what is exported.
+L1 says little while q is far from p, so for the first --soft steps (then fading over as many) the
+first two terms give way to the cross entropy against the target's whole distribution.
+The Markov head starts from the bigrams of the texts, the final norm from the target's.
+Matrices of the body learn by orthogonalised momentum (Muon), the rest by AdamW; warm-up, constant
+rate, linear cool-down; an average of the weights is what is exported.
 
 Every 100 steps RUN/NAME.pt is replaced: weights, average, optimiser, step. --resume goes on
 from there; the order of data is a function of seed and epoch, and new shards join at an epoch.
@@ -28,8 +32,9 @@ import drafter as drafter_module
 import target as target_module
 
 
-def losses(model, h, b):
-    """h [B, A, g, d]. -> (loss, accept probabilities [n], valid index, parts)"""
+def losses(model, h, b, soft=0.0):
+    """h [B, A, g, d]; soft: share of the cross entropy against the whole distribution.
+    -> (loss, accept probabilities [n] of the valid rows, parts)"""
     v = b["valid"]
     h, prev = h[v], b["prev"][v]
     weight = torch.exp(-torch.arange(v.shape[2]) / 4.0).expand(v.shape)[v]
@@ -42,7 +47,47 @@ def losses(model, h, b):
     accept = (1 - 0.5 * l1.detach()).clamp(0, 1)
     bce = F.binary_cross_entropy_with_logits(model.confidence(h, prev), accept, reduction="none")
     parts = [(weight * x).sum() for x in (ce, l1, bce)]
-    return 0.1 * parts[0] + 0.9 * parts[1] + parts[2], accept, [float(x) for x in parts]
+    loss = (1 - soft) * (0.1 * parts[0] + 0.9 * parts[1]) + parts[2]
+    if soft:
+        loss = loss + soft * (weight * -(p * logq).sum(-1)).sum()
+    return loss, accept, [float(x) for x in parts]
+
+
+def bigram_start(seqs, vocab, rank, smooth=4.0):
+    """Markov factors (w1, w2) [V, rank]: the weighted low-rank part of
+    log P(next | previous) - log P(next), counted over the texts."""
+    count = torch.zeros(vocab, vocab)
+    for s in seqs:
+        ids = s["ids"].long()
+        count.index_put_((ids[:-1], ids[1:]), torch.ones(len(ids) - 1), accumulate=True)
+    row, col = count.sum(1, keepdim=True), count.sum(0, keepdim=True)
+    p = col / col.sum()
+    ratio = torch.log((count / p.clamp(min=1e-9) + smooth) / (row + smooth))
+    seen = (row > 0) & (col > 0)
+    a, b = (row / row.sum()).clamp(min=1e-6).sqrt(), p.clamp(min=1e-6).sqrt()
+    torch.manual_seed(1)
+    u, s, v = torch.svd_lowrank(torch.where(seen, ratio, torch.zeros(())) * a * b, q=rank, niter=3)
+    return u * s.sqrt() / a, v * s.sqrt() / b.t()
+
+
+class Muon:
+    """Momentum, orthogonalised by five Newton-Schulz steps; steps have AdamW's size."""
+
+    def __init__(self, params):
+        self.params, self.m = params, [torch.zeros_like(p) for p in params]
+
+    @torch.no_grad()
+    def step(self, lr):
+        for p, m in zip(self.params, self.m):
+            m.mul_(0.95).add_(p.grad)
+            x = p.grad + 0.95 * m
+            tall = x.shape[0] > x.shape[1]
+            x = x.t() if tall else x
+            x = x / (x.norm() + 1e-9)
+            for _ in range(5):
+                a = x @ x.t()
+                x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+            p.add_(x.t() if tall else x, alpha=-lr * 0.2 * math.sqrt(max(p.shape)))
 
 
 def tau(accept, valid):
@@ -70,6 +115,7 @@ def main():
     ap.add_argument("--steps", type=int, default=3000)
     ap.add_argument("--warmup", type=int, default=60)
     ap.add_argument("--cooldown", type=int, default=800)
+    ap.add_argument("--soft", type=int, default=200)
     ap.add_argument("--lr", type=float, default=2e-3)
     ap.add_argument("--rows", type=int, default=4)
     ap.add_argument("--width", type=int, default=640)
@@ -86,10 +132,19 @@ def main():
     target = target_module.Target(args.model)
     cfg = drafter_module.config_for(target, [int(x) for x in args.taps.split(",")], args.gamma,
                                     rank=args.rank)
-    weights = {n: t.requires_grad_() for n, t in drafter_module.fresh(cfg, args.seed).items()}
+    weights = drafter_module.fresh(cfg, args.seed)
+    if not (args.resume and os.path.exists(path)):
+        w1, w2 = bigram_start(data.load(args.run), target.vocab, args.rank)
+        weights["markov_head.markov_w1.weight"].copy_(w1)
+        weights["markov_head.markov_w2.weight"].copy_(w2)
+        weights["final_norm.weight"].copy_(target.w["model.norm.weight"])
+    weights = {n: t.requires_grad_() for n, t in weights.items()}
     model = drafter_module.Drafter(cfg, weights, target.embedding, target.head)
-    opt = torch.optim.AdamW(list(weights.values()), lr=args.lr, betas=(0.9, 0.95),
-                            weight_decay=0.0)
+    body = [n for n, t in weights.items() if t.dim() == 2 and
+            not n.startswith(("markov", "confidence"))]
+    muon = Muon([weights[n] for n in body])
+    opt = torch.optim.AdamW([t for n, t in weights.items() if n not in body], lr=args.lr,
+                            betas=(0.9, 0.95), weight_decay=0.0)
     average = {n: t.detach().clone() for n, t in weights.items()}
     step = epoch = begin = 0
     if args.resume and os.path.exists(path):
@@ -98,6 +153,7 @@ def main():
             t.data.copy_(ck["weights"][n])
         average, step, epoch, begin = ck["average"], ck["step"], ck["epoch"], ck["begin"]
         opt.load_state_dict(ck["optimiser"])
+        muon.m = ck["momentum"]
     log = open(os.path.join(args.run, args.name + ".log"), "a", buffering=1)
     print("parameters", sum(t.numel() for t in weights.values()), file=log)
     seen, clock, cpu = [], time.time(), time.process_time()
@@ -112,14 +168,17 @@ def main():
             b = data.batch(seqs, packed[at:at + args.rows], args.anchors, args.gamma, g)
             h = model.block(model.context(b["taps"], b["pos"]), b["allowed"], b["anchor_ids"],
                             b["anchor_pos"])
-            loss, accept, parts = losses(model, h, b)
-            opt.zero_grad(set_to_none=True)
+            soft = min(1.0, max(0.0, 2 - step / args.soft)) if args.soft else 0.0
+            loss, accept, parts = losses(model, h, b, soft)
+            for t in weights.values():
+                t.grad = None
             loss.backward()
             norm = float(torch.nn.utils.clip_grad_norm_(weights.values(), 1.0))
             for group in opt.param_groups:
                 group["lr"] = rate(step, args)
             if math.isfinite(norm):
                 opt.step()
+                muon.step(rate(step, args))
             keep = min(0.995, (step + 1) / (step + 10))
             with torch.no_grad():
                 for n, t in weights.items():
@@ -138,7 +197,7 @@ def main():
             if step % 100 == 0 or step == args.steps:
                 torch.save({"weights": {n: t.detach() for n, t in weights.items()},
                             "average": average, "step": step, "epoch": epoch,
-                            "begin": at + args.rows, "optimiser": opt.state_dict(),
+                            "begin": at + args.rows, "optimiser": opt.state_dict(), "momentum": muon.m,
                             "config": cfg, "settings": vars(args)}, path + ".tmp")
                 os.replace(path + ".tmp", path)
             if step == args.steps:
