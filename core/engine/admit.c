@@ -134,9 +134,9 @@ void kg_adm_sync(struct kg_engine *e)
     if (n_moves == 0 && n_changes == 0) {
         return;
     }
-    uint64_t t = kg_now_ns();
+    uint64_t t = kg_engine_tick(e);
     int rc = e->parts.exec_ops->apply(e->parts.exec, moves, n_moves, changes, n_changes);
-    e->exec_ns += kg_now_ns() - t;
+    e->exec_ns += kg_engine_tick(e) - t;
     if (rc != KG_OK) {
         (void)kg_fail(&e->error, KG_EDEVICE, "backend refused %u moves and %u table entries (%d)",
                       n_moves, n_changes, rc);

@@ -242,19 +242,19 @@ static void fail_batch(struct kg_engine *e, const struct kg_error *why)
 static int run_exec(struct kg_engine *e, struct kg_error *err)
 {
     const struct kg_exec_ops *x = e->parts.exec_ops;
-    uint64_t t0 = kg_now_ns();
+    uint64_t t0 = kg_engine_tick(e);
     int rc = x->submit(e->parts.exec, &e->batch, err);
-    uint64_t t1 = kg_now_ns();
+    uint64_t t1 = kg_engine_tick(e);
 
     if (rc == KG_OK && (e->desc.caps & KG_EXEC_CAP_ASYNC)) {
         (void)kg_port_drain(e, 1);
     }
-    uint64_t t2 = kg_now_ns();
+    uint64_t t2 = kg_engine_tick(e);
     if (rc == KG_OK) {
         e->result = (struct kg_result){.size = sizeof(e->result)};
         rc = x->wait(e->parts.exec, &e->result, err);
     }
-    e->exec_ns += t1 - t0 + kg_now_ns() - t2;
+    e->exec_ns += t1 - t0 + kg_engine_tick(e) - t2;
     if (rc == KG_OK && (e->result.n_seqs != e->n_picks || e->result.step != e->step)) {
         rc = kg_fail(err, KG_EDEVICE, "backend answered %u sequences of step %llu, not %u of %llu",
                      e->result.n_seqs, (unsigned long long)e->result.step, e->n_picks,

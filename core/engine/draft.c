@@ -105,9 +105,9 @@ static void draft_model(struct kg_engine *e, const struct kg_spec_view *view)
                                                e->survival + (size_t)i * e->block};
         }
     }
-    uint64_t t = kg_now_ns();
+    uint64_t t = kg_engine_tick(e);
     int rc = n > 0 ? e->parts.exec_ops->draft(e->parts.exec, e->drafts, n) : KG_OK;
-    e->exec_ns += kg_now_ns() - t;
+    e->exec_ns += kg_engine_tick(e) - t;
     e->stats.drafts_failed += rc != KG_OK;
     n = 0;
     for (uint32_t i = 0; i < e->n_spec && rc == KG_OK; i++) {

@@ -213,6 +213,7 @@ int kg_engine_create(const struct kg_engine_parts *parts, const struct kg_engine
     }
     e->parts = *parts;
     e->n_changes = 1;
+    e->horizon_ns = UINT64_MAX;
     e->n_rules = 1;
     e->conf = *conf;
     if (conf->test != NULL) {
@@ -292,6 +293,7 @@ static void idle(struct kg_engine *e)
     uint64_t deadline = kg_req_deadline(e);
 
     if (deadline != UINT64_MAX && (e->desc.caps & KG_EXEC_CAP_VIRTUAL)) {
+        deadline = deadline < e->horizon_ns ? deadline : e->horizon_ns;
         e->parts.exec_ops->advance(e->parts.exec, deadline);
         e->moved_clock = 1;
     }
@@ -336,7 +338,7 @@ static int run_step(struct kg_engine *e)
 
 int kg_engine_step(struct kg_engine *engine, struct kg_error *err)
 {
-    uint64_t t0 = kg_now_ns();
+    uint64_t t0 = kg_engine_tick(engine);
 
     engine->exec_ns = 0;
     engine->moved_clock = 0;
@@ -347,7 +349,7 @@ int kg_engine_step(struct kg_engine *engine, struct kg_error *err)
     int changed = run_step(engine);
     kg_port_flush(engine);
     if (engine->stats.steps != steps) {
-        engine->stats.overhead_ns_sum += kg_now_ns() - t0 - engine->exec_ns;
+        engine->stats.overhead_ns_sum += kg_engine_tick(engine) - t0 - engine->exec_ns;
     }
     kg_stats_publish(engine, engine->parts.exec_ops->now(engine->parts.exec));
     if (atomic_load_explicit(&engine->lost, memory_order_relaxed)) {
@@ -420,6 +422,16 @@ void kg_engine_stop(struct kg_engine *engine)
         (void)pthread_join(engine->thread, NULL);
         engine->started = 0;
     }
+}
+
+void kg_engine_horizon(struct kg_engine *engine, uint64_t ns)
+{
+    engine->horizon_ns = ns;
+}
+
+void kg_engine_count_cpu(struct kg_engine *engine)
+{
+    engine->count_cpu = 1;
 }
 
 /* --- constants --- */

@@ -284,6 +284,12 @@ int kg_engine_step(struct kg_engine *engine, struct kg_error *err);
 /* Takes the policy away, or puts it back, between two steps of an engine whose thread is not
  * started: to measure what it costs. Nobody may be put off by it. */
 void kg_engine_use_policy(struct kg_engine *engine, const struct kg_engine_policy *policy);
+/* With virtual time: a step that finds nothing to do moves the clock no further than `ns`, when the
+ * caller has something to submit. UINT64_MAX, as at the start: to the next deadline. */
+void kg_engine_horizon(struct kg_engine *engine, uint64_t ns);
+/* From here on overhead_ns_sum is CPU time of the stepping thread, which a busy machine does not
+ * lengthen. Before the first step; costs a system call or two a step. */
+void kg_engine_count_cpu(struct kg_engine *engine);
 
 /* --- Caller side: one thread (the loop), the same for all of these --- */
 

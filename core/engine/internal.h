@@ -8,6 +8,7 @@
 #ifndef KEDGE_ENGINE_INTERNAL_H
 #define KEDGE_ENGINE_INTERNAL_H
 
+#include "base/clock.h"
 #include "base/ring.h"
 #include "base/rng.h"
 #include "engine/cost.h"
@@ -270,7 +271,9 @@ struct kg_engine {
     uint64_t tier_out_left, tier_in_left; /* bytes, of this step */
     uint64_t chain_key[2];
 
-    uint64_t exec_ns;      /* real time inside exec in this step */
+    uint64_t exec_ns;      /* time inside exec in this step, by kg_engine_tick */
+    uint32_t count_cpu;    /* kg_engine_count_cpu */
+    uint64_t horizon_ns;   /* kg_engine_horizon */
     uint64_t moved_clock;  /* the idle step advanced the virtual clock */
     struct kg_error error; /* why the backend was lost */
     struct kg_engine_stats stats;
@@ -481,6 +484,12 @@ void kg_stats_destroy(struct kg_engine *e);
 void kg_stats_publish(struct kg_engine *e, uint64_t now_ns);
 
 /* --- engine.c --- */
+
+/* The clock of overhead_ns_sum. */
+static inline uint64_t kg_engine_tick(const struct kg_engine *e)
+{
+    return e->count_cpu ? kg_cpu_ns() : kg_now_ns();
+}
 
 /* The backend is gone: every request ends with KG_EDEVICE, now and later. */
 void kg_engine_lose(struct kg_engine *e, const struct kg_error *why);

@@ -128,7 +128,7 @@ static int has(struct kg_engine *e, struct kg_req *r, uint32_t kind, uint32_t n_
 static int read_unit(struct kg_engine *e, const struct kg_tier_key *key, uint32_t unit)
 {
     struct head *h = (struct head *)(void *)e->tier_buf;
-    uint64_t t = kg_now_ns();
+    uint64_t t = kg_engine_tick(e);
 
     kg_adm_sync(e); /* the backend must know where the unit lies */
     int rc = e->parts.exec_ops->read(e->parts.exec, key->kind, unit, e->tier_buf + HEAD,
@@ -137,7 +137,7 @@ static int read_unit(struct kg_engine *e, const struct kg_tier_key *key, uint32_
         XXH128_hash_t sum = XXH3_128bits(e->tier_buf + HEAD, e->tier_kept[key->kind]);
         *h = (struct head){.key = *key, .sum = {sum.low64, sum.high64}};
     }
-    e->exec_ns += kg_now_ns() - t;
+    e->exec_ns += kg_engine_tick(e) - t;
     return rc;
 }
 
@@ -265,7 +265,7 @@ static int fetch(struct kg_engine *e, struct kg_req *r, uint32_t kind, uint32_t 
     const struct kg_tier_ops *ops = e->parts.tier_ops;
     const struct head *h = (const struct head *)(const void *)e->tier_buf;
     struct kg_tier_key key = key_of(e, r, kind, n_pages);
-    uint64_t t = kg_now_ns();
+    uint64_t t = kg_engine_tick(e);
 
     memset(e->tier_buf, 0, HEAD); /* what a short answer leaves is no head */
     int rc = ops->get(e->tier, &key, e->tier_buf);
@@ -288,7 +288,7 @@ static int fetch(struct kg_engine *e, struct kg_req *r, uint32_t kind, uint32_t 
     } else {
         e->stats.tier_loaded[kind]++;
     }
-    e->exec_ns += kg_now_ns() - t;
+    e->exec_ns += kg_engine_tick(e) - t;
     return rc;
 }
 

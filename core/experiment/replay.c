@@ -25,7 +25,7 @@ struct run {
     uint32_t *tokens;          /* scratch for the longest prompt */
     uint64_t start_ns;         /* backend clock at the start */
     uint32_t n_live, n_done, is_virtual;
-    uint64_t last_ns, last_steps, last_step_sum, shown_ns;
+    uint64_t last_ns, last_steps, last_step_sum, last_engine_sum, shown_ns;
 };
 
 /* --- the heap --- */
@@ -303,6 +303,24 @@ static void add_bytes(struct run *r, const struct kg_pool_bytes *b, uint64_t dt)
     r->out->arena_bytes = b->arena;
 }
 
+static int room_for_steps(struct run *r)
+{
+    struct kg_replay_result *o = r->out;
+    size_t cap = o->cap_steps == 0 ? 4096 : 2 * o->cap_steps;
+    uint64_t *p = realloc(o->step_ns, cap * sizeof(*p));
+
+    o->step_ns = p != NULL ? p : o->step_ns;
+    if (p != NULL && r->c->time_engine) {
+        p = realloc(o->engine_ns, cap * sizeof(*p));
+        o->engine_ns = p != NULL ? p : o->engine_ns;
+    }
+    if (p == NULL) {
+        return kg_fail(r->err, KG_ENOMEM, "no memory for %zu step times", cap);
+    }
+    o->cap_steps = cap;
+    return KG_OK;
+}
+
 /* Step times, and bytes for the time since the last look. */
 static int look(struct run *r)
 {
@@ -315,14 +333,12 @@ static int look(struct run *r)
     if (o->stats.steps == r->last_steps) {
         return KG_OK;
     }
-    if (o->n_steps == o->cap_steps) {
-        size_t cap = o->cap_steps == 0 ? 4096 : 2 * o->cap_steps;
-        uint64_t *p = realloc(o->step_ns, cap * sizeof(*p));
-        if (p == NULL) {
-            return kg_fail(r->err, KG_ENOMEM, "no memory for %zu step times", cap);
-        }
-        o->step_ns = p;
-        o->cap_steps = cap;
+    if (o->n_steps == o->cap_steps && room_for_steps(r) != KG_OK) {
+        return KG_ENOMEM;
+    }
+    if (r->c->time_engine) {
+        o->engine_ns[o->n_steps] = o->stats.overhead_ns_sum - r->last_engine_sum;
+        r->last_engine_sum = o->stats.overhead_ns_sum;
     }
     o->step_ns[o->n_steps++] = o->stats.step_ns_sum - r->last_step_sum;
     r->last_steps = o->stats.steps;
@@ -370,6 +386,9 @@ static int loop(struct run *r)
             return rc;
         }
         uint64_t t = now(r);
+        /* An idle step must not pass an arrival; one that is due already is held by max_live. */
+        int ahead = r->n_heap > 0 && r->heap[0].at_ns > t;
+        kg_engine_horizon(r->c->engine, ahead ? r->start_ns + r->heap[0].at_ns : UINT64_MAX);
         int ran = kg_engine_step(r->c->engine, &why);
         rc = read_events(r);
         if (rc == KG_OK) {
@@ -437,6 +456,9 @@ int kg_replay_run(const struct kg_replay_conf *conf, struct kg_replay_result *re
     if (conf->exec_ops->now(conf->exec) == 0 && r.is_virtual) {
         conf->exec_ops->advance(conf->exec, 1); /* 0 means "did not happen" in events */
     }
+    if (conf->time_engine) {
+        kg_engine_count_cpu(conf->engine);
+    }
     r.start_ns = conf->exec_ops->now(conf->exec);
     int rc = prepare(&r);
     if (rc == KG_OK) {
@@ -457,6 +479,7 @@ void kg_replay_free(struct kg_replay_result *result)
     }
     free(result->rows);
     free(result->step_ns);
+    free(result->engine_ns);
     memset(result, 0, sizeof(*result));
 }
 

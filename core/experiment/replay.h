@@ -64,6 +64,7 @@ struct kg_replay_result {
     uint32_t n;
     uint64_t duration_ns; /* from the start to the last end */
     uint64_t *step_ns;    /* [n_steps] */
+    uint64_t *engine_ns;  /* [n_steps] CPU time outside the backend; NULL unless time_engine */
     size_t n_steps, cap_steps;
     struct kg_replay_bytes bytes[KG_N_BYTES];
     uint64_t bytes_ns, arena_bytes; /* bytes_ns: time the means stand for */
@@ -90,9 +91,10 @@ struct kg_replay_conf {
     struct kg_exec *exec;
     const struct kg_trace *trace;
     const struct kg_expand *expand;
-    double stretch;    /* of arrivals and delays; 1 as they are */
-    uint32_t saturate; /* 1: as fast as they are taken, to measure capacity */
-    uint32_t max_live; /* with saturate: requests in the engine at once */
+    double stretch;       /* of arrivals and delays; 1 as they are */
+    uint32_t saturate;    /* 1: as fast as they are taken, to measure capacity */
+    uint32_t max_live;    /* with saturate: requests in the engine at once */
+    uint32_t time_engine; /* 1: engine_ns is filled */
     /* Asked about each request before it is submitted; NULL for none. */
     void (*arrive)(void *ctx, struct kg_replay_arrival *arrival);
     /* Called about twice a second of real time; NULL for none. */

@@ -130,6 +130,15 @@ int kg_results_totals(const struct kg_replay_result *result, const struct kg_res
         v[i] = (double)result->step_ns[i] / 1e6;
     }
     totals->step = kg_quantiles_of(v, result->n_steps);
+    for (size_t i = 0; result->engine_ns != NULL && i < result->n_steps; i++) {
+        v[i] = (double)result->engine_ns[i] / 1e3;
+        totals->engine_max = v[i] > totals->engine_max ? v[i] : totals->engine_max;
+        totals->engine_sum += v[i];
+        totals->engine_over += v[i] > 1000;
+    }
+    if (result->engine_ns != NULL) {
+        totals->engine = kg_quantiles_of(v, result->n_steps);
+    }
     free(v);
     return KG_OK;
 }
@@ -296,6 +305,12 @@ int kg_results_summary(const struct kg_replay_result *result, const struct kg_re
     put_quantiles(b, "queue_ms", &totals->queue);
     (void)kg_buf_printf(b, ",\"steps\":%zu", result->n_steps);
     put_quantiles(b, "step_ms", &totals->step);
+    if (totals->engine.n > 0) {
+        put_quantiles(b, "engine_step_us", &totals->engine);
+        put_ms(b, "engine_step_us_max", totals->engine_max);
+        put_ms(b, "engine_us", totals->engine_sum);
+        (void)kg_buf_printf(b, ",\"engine_steps_over_1ms\":%llu", ULL(totals->engine_over));
+    }
     put_memory(b, result);
     return kg_buf_puts(b, "}\n");
 }
@@ -361,6 +376,13 @@ int kg_results_text(const struct kg_replay_result *result, const struct kg_resul
     text_quantiles(b, "e2e", &s->e2e);
     text_quantiles(b, "queue", &s->queue);
     text_quantiles(b, "step", &s->step);
+    if (s->engine.n > 0) {
+        (void)kg_buf_printf(
+            b,
+            "engine       mean %.2f, p50 %.2f, p99 %.2f, max %.1f us of CPU a step; "
+            "%llu steps above 1 ms\n",
+            s->engine.mean, s->engine.p50, s->engine.p99, s->engine_max, ULL(s->engine_over));
+    }
     text_memory(b, result);
     (void)kg_buf_printf(b, "checkpoints  %llu written, %llu skipped, %llu pruned\n",
                         ULL(result->stats.ckpt_written), ULL(result->stats.ckpt_skipped),

@@ -33,6 +33,9 @@ struct kg_totals {
     uint64_t checkpoints, preemptions, drafted, verified, accepted;
     uint64_t n_good, good_output;                     /* ok and inside the limits */
     struct kg_quantiles ttft, tpot, e2e, queue, step; /* ms */
+    struct kg_quantiles engine;                       /* us of CPU a step; n 0: not measured */
+    double engine_max, engine_sum;                    /* us */
+    uint64_t engine_over;                             /* steps above 1 ms */
 };
 
 KG_CHECKED int kg_results_totals(const struct kg_replay_result *result,

@@ -133,6 +133,35 @@ def the_same_seed_gives_the_same_files_byte_for_byte():
 
 
 @case
+def the_engines_own_time_is_in_the_summary_when_asked_for():
+    trace = chat(60, 1)
+    plain, timed = replay(trace), replay(trace, "--engine-time")
+    equal(plain.raw[0], timed.raw[0])
+    s = timed.summary
+    equal({k for k in s if k not in plain.summary},
+          {"engine_step_us", "engine_step_us_max", "engine_us", "engine_steps_over_1ms"})
+    q = s["engine_step_us"]
+    assert 0 < q["p50"] <= q["p99"] <= s["engine_step_us_max"] <= s["engine_us"], s
+    near(s["engine_us"] / s["steps"], q["mean"], 1e-3)
+
+
+@case
+def a_request_put_off_by_the_policy_does_not_move_time_past_an_arrival():
+    with tempfile.TemporaryDirectory() as d:
+        script = os.path.join(d, "p.lua")
+        with open(script, "w") as f:
+            f.write("function admit(r)\n if r.tenant == 'late' then return 'defer', 900 end\nend\n")
+        trace = [{"timestamp": 0, "input_length": 64, "output_length": 2, "hash_ids": [1],
+                  "block": 64, "tenant": "late", "cancel_after": 2500},
+                 {"timestamp": 400, "input_length": 64, "output_length": 2, "hash_ids": [2],
+                  "block": 64, "tenant": "now"}]
+        r = replay(trace, sets=["lua.script=" + script])
+        equal([x["outcome"] for x in r.rows], ["cancelled", "ok"])
+        near(r.rows[1]["queue_ms"], 0, 1e-3)
+        near(r.rows[0]["e2e_ms"], 2500, 1e-3)
+
+
+@case
 def a_row_has_the_fields_of_the_format_in_the_order_of_the_trace():
     r = replay(chat(40, 2))
     equal([x["id"] for x in r.rows], [str(i + 1) for i in range(40)])
