@@ -291,6 +291,18 @@ static void put_memory(struct kg_buf *b, const struct kg_replay_result *r)
                         ULL(r->stats.moves), ULL(r->stats.moved_bytes), ULL(r->stats.ckpt_written),
                         ULL(r->stats.ckpt_unused), ULL(r->stats.ckpt_skipped),
                         ULL(r->stats.ckpt_pruned));
+    if (r->stats.tier_limit > 0) {
+        (void)kg_buf_printf(
+            b,
+            ",\"tier\":{\"reused_tokens\":%llu,\"stored\":{\"pages\":%llu,\"states\":%llu},"
+            "\"loaded\":{\"pages\":%llu,\"states\":%llu},\"skipped\":{\"pages\":%llu,"
+            "\"states\":%llu},\"failed\":%llu,\"bytes\":%llu,\"limit_bytes\":%llu}",
+            ULL(r->stats.tier_tokens), ULL(r->stats.tier_stored[KG_PAGE]),
+            ULL(r->stats.tier_stored[KG_STATE]), ULL(r->stats.tier_loaded[KG_PAGE]),
+            ULL(r->stats.tier_loaded[KG_STATE]), ULL(r->stats.tier_skipped[KG_PAGE]),
+            ULL(r->stats.tier_skipped[KG_STATE]), ULL(r->stats.tier_failed),
+            ULL(r->stats.tier_bytes), ULL(r->stats.tier_limit));
+    }
 }
 
 int kg_results_summary(const struct kg_replay_result *result, const struct kg_results_about *about,
@@ -393,6 +405,16 @@ int kg_results_text(const struct kg_replay_result *result, const struct kg_resul
                         ULL(result->stats.evicted[KG_PAGE]), ULL(result->stats.evicted[KG_STATE]),
                         ULL(s->preemptions), ULL(result->stats.moves),
                         (double)result->stats.moved_bytes / 1048576);
+    if (result->stats.tier_limit > 0) {
+        const struct kg_engine_stats *t = &result->stats;
+        (void)kg_buf_printf(
+            b,
+            "tier         %llu tokens reused thanks to it; %llu pages and %llu states stored, %llu "
+            "and %llu came back, %llu and %llu were not taken\n",
+            ULL(t->tier_tokens), ULL(t->tier_stored[KG_PAGE]), ULL(t->tier_stored[KG_STATE]),
+            ULL(t->tier_loaded[KG_PAGE]), ULL(t->tier_loaded[KG_STATE]),
+            ULL(t->tier_skipped[KG_PAGE]), ULL(t->tier_skipped[KG_STATE]));
+    }
     return kg_buf_printf(b,
                          "expansion    %.1f %% of partial blocks and %.1f %% of answers taken from "
                          "the continuation\n",
