@@ -90,8 +90,8 @@ int kg_cache_sweep(struct kg_engine *e, uint32_t n)
     return k > 0;
 }
 
-static void own(struct kg_engine *e, uint32_t kind, const uint32_t *ids, uint32_t n,
-                uint32_t cached)
+void kg_cache_own(struct kg_engine *e, uint32_t kind, const uint32_t *ids, uint32_t n,
+                  uint32_t cached)
 {
     if (n > 0 && e->parts.pool_ops->own(e->pool, kind, n, ids, cached) != KG_OK) {
         (void)kg_fail(&e->error, KG_EDEVICE, "pool does not know %u %ss from %u on", n,
@@ -140,7 +140,7 @@ uint32_t kg_cache_take_over(struct kg_engine *e, struct kg_req *r)
     uint32_t unit = r->path.open ? kg_index_take_over(e->index, &r->path) : KG_NONE;
 
     if (unit != KG_NONE) {
-        own(e, KG_STATE, &unit, 1, 0);
+        kg_cache_own(e, KG_STATE, &unit, 1, 0);
     }
     return unit;
 }
@@ -148,7 +148,7 @@ uint32_t kg_cache_take_over(struct kg_engine *e, struct kg_req *r)
 void kg_cache_put_back(struct kg_engine *e, struct kg_req *r, uint32_t unit)
 {
     if (kg_index_donate(e->index, &r->path, r->job->tokens, r->path.n_tokens, unit, 0) == KG_OK) {
-        own(e, KG_STATE, &unit, 1, 1);
+        kg_cache_own(e, KG_STATE, &unit, 1, 1);
     } else {
         kg_adm_give(e, KG_STATE, &unit, 1, 0);
     }
@@ -211,7 +211,7 @@ static void insert(struct kg_engine *e, struct kg_req *r)
     n = kg_index_append(e->index, &r->path, r->job->tokens + (size_t)at * page, pages, n - at, out,
                         &shared);
     memset(r->job->cached + at, 1, n);
-    own(e, KG_PAGE, pages, n, 1);
+    kg_cache_own(e, KG_PAGE, pages, n, 1);
     for (uint32_t i = 0; i < n; i++) {
         if (out[i] != KG_NONE) {
             out[n_out++] = out[i];
@@ -244,7 +244,7 @@ static void donate(struct kg_engine *e, struct kg_req *r, const struct kg_order 
         e->stats.ckpt_unused += r->path.open;
         return;
     }
-    own(e, KG_STATE, &o->unit, 1, 1);
+    kg_cache_own(e, KG_STATE, &o->unit, 1, 1);
     e->stats.ckpt_written++;
     r->job->done.n_checkpoints++;
     if (why == KG_CKPT_WHY_ANSWER && r->answer > 0) {
@@ -389,7 +389,7 @@ static void plant(struct kg_engine *e, struct kg_req *r)
     if (e->parts.exec_ops->copy(e->parts.exec, KG_STATE, unit, r->unit) == KG_OK &&
         kg_index_donate(e->index, &r->path, r->job->tokens, r->past, unit,
                         kg_ckpt_kind(KG_CKPT_WHY_BRANCH)) == KG_OK) {
-        own(e, KG_STATE, &unit, 1, 1);
+        kg_cache_own(e, KG_STATE, &unit, 1, 1);
         e->stats.ckpt_written++;
     } else {
         kg_adm_give(e, KG_STATE, &unit, 1, 0);

@@ -320,6 +320,18 @@ int kg_engine_next(struct kg_engine *engine, struct kg_event *event);
 /* Descriptor that is readable while events may wait; kg_engine_next drains it. */
 int kg_engine_fd(const struct kg_engine *engine);
 
+/*
+ * Copies what `from` has cached of tokens[n] under a salt into the cache of `to`, as far as a state
+ * is at a whole number of pages of both, so that a request that begins so goes on there. The two
+ * may differ in page size, pool and layout; backends must have views and the same model. While
+ * neither thread is started, between steps. KG_OK: *n_copied tokens are there now. KG_ENOENT:
+ * nothing to copy. KG_EAGAIN: units of `from` are promised to others, or `to` has no room now.
+ * KG_EINVAL: the backends' views do not fit each other.
+ */
+KG_CHECKED int kg_engine_hand_over(struct kg_engine *from, struct kg_engine *to, uint64_t salt,
+                                   const uint32_t *tokens, uint32_t n, uint32_t *n_copied,
+                                   struct kg_error *err);
+
 /* --- Any thread --- */
 
 void kg_engine_stats(const struct kg_engine *engine, struct kg_engine_stats *stats);

@@ -382,6 +382,9 @@ uint32_t kg_cache_open(struct kg_engine *e, struct kg_req *r, int use);
 /* The state the path began at becomes the request's own, KG_NONE if it cannot; and back again. */
 uint32_t kg_cache_take_over(struct kg_engine *e, struct kg_req *r);
 void kg_cache_put_back(struct kg_engine *e, struct kg_req *r, uint32_t unit);
+/* Tells the pool whose units are: cached = 1 the index's. */
+void kg_cache_own(struct kg_engine *e, uint32_t kind, const uint32_t *ids, uint32_t n,
+                  uint32_t cached);
 /* What the tier adds has arrived: into the index with it. */
 void kg_cache_restored(struct kg_engine *e, struct kg_req *r);
 /* The request holds a grant: its list begins with the pages found. */
