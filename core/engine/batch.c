@@ -267,7 +267,7 @@ static int run_exec(struct kg_engine *e, struct kg_error *err)
 static void learn_cost(struct kg_engine *e)
 {
     const struct kg_pick *p = e->picks;
-    uint64_t context = 0;
+    uint64_t context = 0, draft_ns = e->result.draft_ns;
 
     if (!e->conf.cost || e->result.step_ns == 0) {
         return;
@@ -276,7 +276,7 @@ static void learn_cost(struct kg_engine *e)
         kg_cost_learn_chunk(&e->cost_table, e->seqs[0].past, e->n_rows, e->result.step_ns);
         return;
     }
-    if (e->n_spec > 0 && (e->parts.spec_caps & KG_SPEC_CAP_MODEL)) {
+    if (e->n_drafting > 0 && draft_ns == 0) {
         return; /* the drafter's time may be in it */
     }
     for (uint32_t i = 0; i < e->n_picks; i++) {
@@ -285,7 +285,14 @@ static void learn_cost(struct kg_engine *e)
         }
         context += e->seqs[i].past;
     }
-    kg_cost_learn(&e->cost_table, e->n_picks, e->n_rows, context, e->result.step_ns);
+    if (draft_ns < e->result.step_ns) {
+        kg_cost_learn(&e->cost_table, e->n_picks, e->n_rows, context, e->result.step_ns - draft_ns);
+    }
+    if (e->n_drafting > 0) {
+        context = context * e->n_drafting / e->n_picks;
+        kg_draft_cost_learn(&e->cost_table.draft, e->n_drafting, e->most_drafted, context,
+                            draft_ns);
+    }
 }
 
 int kg_batch_run(struct kg_engine *e, struct kg_error *err)

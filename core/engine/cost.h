@@ -64,12 +64,16 @@ uint64_t kg_cost_prefill_ns(const struct kg_cost_table *t, uint32_t from, uint32
                             uint32_t chunk);
 
 /*
- * A step took `ns`: n_seqs sequences that only decoded, without a drafter; `rows` and `context` as
- * in kg_cost_step_ns. The points around it move a sixteenth of the way, at most to half or twice
- * the value at once, and the others give way where the surface would fall.
+ * A step took `ns`, its drafts not included: n_seqs sequences that only decoded; `rows` and
+ * `context` as in kg_cost_step_ns. The points around it move a sixteenth of the way, at most to
+ * half or twice the value at once, and the others give way where the surface would fall.
  */
 void kg_cost_learn(struct kg_cost_table *t, uint32_t n_seqs, uint32_t rows, uint64_t context,
                    uint64_t ns);
+/* Drafting n_tokens tokens for each of n_seqs sequences took `ns`; the nearest point moves as
+ * above. Nothing happens to a table of zeros. */
+void kg_draft_cost_learn(struct kg_draft_cost *d, uint32_t n_seqs, uint32_t n_tokens,
+                         uint64_t context, uint64_t ns);
 /* The same for a step that was nothing but `rows` rows of one prompt behind `from` tokens. */
 void kg_cost_learn_chunk(struct kg_cost_table *t, uint32_t from, uint32_t rows, uint64_t ns);
 

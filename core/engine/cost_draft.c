@@ -36,6 +36,24 @@ static int measure_seqs(struct kg_draft_cost *d, const struct kg_exec_ops *ops,
     return KG_OK;
 }
 
+#define TRIES 3 /* of a point that others are measured against */
+
+static int least_of(const struct kg_exec_ops *ops, struct kg_exec *exec, uint32_t block,
+                    uint32_t context, uint64_t *least)
+{
+    uint64_t ns;
+
+    *least = UINT64_MAX;
+    for (uint32_t i = 0; i < TRIES; i++) {
+        int rc = ops->profile_draft(exec, 1, block, context, &ns);
+        if (rc != KG_OK) {
+            return rc;
+        }
+        *least = ns < *least ? ns : *least;
+    }
+    return KG_OK;
+}
+
 int kg_draft_cost_measure(struct kg_draft_cost *d, const struct kg_exec_ops *ops,
                           struct kg_exec *exec, uint32_t max_seqs, uint32_t block,
                           uint32_t max_context)
@@ -48,16 +66,18 @@ int kg_draft_cost_measure(struct kg_draft_cost *d, const struct kg_exec_ops *ops
     if (!KG_HAS(ops, struct kg_exec_ops, profile_draft) || block == 0) {
         return KG_OK;
     }
-    int rc = ops->profile_draft(exec, 1, block, near, &ns);
+    int rc = least_of(ops, exec, block, near, &ns);
     if (rc == KG_OK) {
-        rc = ops->profile_draft(exec, 1, block, far, &far_ns);
+        rc = least_of(ops, exec, block, far, &far_ns);
     }
     if (rc != KG_OK) {
         return rc;
     }
     set_sizes(d, block);
-    if (far_ns > ns && far > near) {
+    if (far_ns > ns && far > near) { /* at most half of a draft is context: the rest is noise */
+        double most = near > 0 ? (double)ns / 2 / near : 0.0;
         d->token_ns = (double)(far_ns - ns) / (double)(far - near);
+        d->token_ns = d->token_ns < most ? d->token_ns : most;
     }
     for (uint32_t i = 0; i < KG_COST_SEQS && (1u << 2 * i) <= max_seqs; i++) {
         rc = measure_seqs(d, ops, exec, i, near);
@@ -69,38 +89,97 @@ int kg_draft_cost_measure(struct kg_draft_cost *d, const struct kg_exec_ops *ops
     return KG_OK;
 }
 
-/* Price of 4^i sequences between two sizes, past the last on their line. */
-static double at_size(const struct kg_draft_cost *d, uint32_t i, uint32_t n)
+/* Where a number of tokens lies between two sizes; past the last on their line. */
+static uint32_t size_at(const struct kg_draft_cost *d, uint32_t n, double *share)
 {
     uint32_t j = 0;
 
+    *share = 0.0;
     if (d->n_sizes < 2 || n <= d->sizes[0]) {
-        return d->ns[i][0] * (d->n_sizes < 2 ? (double)n / d->sizes[0] : 1.0);
+        return 0;
     }
     while (j + 2 < d->n_sizes && n >= d->sizes[j + 1]) {
         j++;
     }
-    double share = (double)(n - d->sizes[j]) / (double)(d->sizes[j + 1] - d->sizes[j]);
+    *share = (double)(n - d->sizes[j]) / (double)(d->sizes[j + 1] - d->sizes[j]);
+    return j;
+}
+
+static double at_size(const struct kg_draft_cost *d, uint32_t i, uint32_t n)
+{
+    double share;
+    uint32_t j = size_at(d, n, &share);
+
+    if (d->n_sizes < 2) {
+        return d->ns[i][0] * (double)n / d->sizes[0];
+    }
     return d->ns[i][j] + (d->ns[i][j + 1] - d->ns[i][j]) * share;
+}
+
+static uint32_t seqs_at(const struct kg_draft_cost *d, uint32_t n_seqs)
+{
+    uint32_t i = 0;
+
+    while (i + 2 < d->n_seqs && n_seqs >= 1u << 2 * (i + 1)) {
+        i++;
+    }
+    return i;
+}
+
+static double grid_ns(const struct kg_draft_cost *d, uint32_t n_seqs, uint32_t n_tokens)
+{
+    uint32_t i = seqs_at(d, n_seqs);
+    double low = at_size(d, i, n_tokens), n = (double)(1u << 2 * i);
+
+    if (d->n_seqs < 2) {
+        return low * n_seqs; /* one point: each pays as much */
+    }
+    return low + (at_size(d, i + 1, n_tokens) - low) * ((double)n_seqs - n) / (3.0 * n);
 }
 
 uint64_t kg_cost_draft_ns(void *ctx, uint32_t n_seqs, uint32_t n_tokens, uint64_t context)
 {
     const struct kg_cost_table *t = ctx;
-    const struct kg_draft_cost *d = &t->draft;
-    uint32_t i = 0;
 
-    if (d->n_seqs == 0 || n_seqs == 0 || n_tokens == 0) {
+    if (t->draft.n_seqs == 0 || n_seqs == 0 || n_tokens == 0) {
         return 0;
     }
-    while (i + 2 < d->n_seqs && n_seqs >= 1u << 2 * (i + 1)) {
-        i++;
+    return (uint64_t)(grid_ns(&t->draft, n_seqs, n_tokens) + t->draft.token_ns * (double)context);
+}
+
+/* A point moves; the others give way where the table would fall. */
+static void move_point(struct kg_draft_cost *d, uint32_t i, uint32_t j, double by)
+{
+    double v = d->ns[i][j] = larger(d->ns[i][j] * (1.0 + by), 0.0);
+
+    for (uint32_t a = 0; a < d->n_seqs; a++) {
+        for (uint32_t b = 0; b < d->n_sizes; b++) {
+            if (a >= i && b >= j && d->ns[a][b] < v) {
+                d->ns[a][b] = v;
+            } else if (a <= i && b <= j && d->ns[a][b] > v) {
+                d->ns[a][b] = v;
+            }
+        }
     }
-    double low = at_size(d, i, n_tokens);
-    double ns = low * (d->n_seqs < 2 ? (double)n_seqs : 1.0); /* one point: each pays as much */
-    if (d->n_seqs > 1) {
-        double n = (double)(1u << 2 * i);
-        ns += (at_size(d, i + 1, n_tokens) - low) * ((double)n_seqs - n) / (3.0 * n);
+}
+
+void kg_draft_cost_learn(struct kg_draft_cost *d, uint32_t n_seqs, uint32_t n_tokens,
+                         uint64_t context, uint64_t ns)
+{
+    if (d->n_seqs == 0 || n_seqs == 0 || n_tokens == 0) {
+        return;
     }
-    return (uint64_t)(ns + d->token_ns * (double)context);
+    double share, now = grid_ns(d, n_seqs, n_tokens);
+    uint32_t i = seqs_at(d, n_seqs), j = size_at(d, n_tokens, &share);
+    double seen = (double)ns - d->token_ns * (double)context;
+    if (!(now > 0) || !(seen > 0)) {
+        return;
+    }
+    double by = seen / now - 1.0;
+    by = by < -0.5 ? -0.5 : by > 1.0 ? 1.0 : by; /* one step that was held up says little */
+    if (i + 1 < d->n_seqs && n_seqs > 2u << 2 * i) {
+        i++; /* the nearer one */
+    }
+    j += share > 0.5 && j + 1 < d->n_sizes;
+    move_point(d, i, j, by / 16);
 }

@@ -105,6 +105,11 @@ static void draft_model(struct kg_engine *e, const struct kg_spec_view *view)
                                                e->survival + (size_t)i * e->block};
         }
     }
+    e->n_drafting = n;
+    e->most_drafted = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        e->most_drafted = e->drafts[i].n > e->most_drafted ? e->drafts[i].n : e->most_drafted;
+    }
     uint64_t t = kg_engine_tick(e);
     int rc = n > 0 ? e->parts.exec_ops->draft(e->parts.exec, e->drafts, n) : KG_OK;
     e->exec_ns += kg_engine_tick(e) - t;
@@ -175,7 +180,7 @@ static void choose(struct kg_engine *e, const struct kg_spec_view *view)
 
 void kg_draft_step(struct kg_engine *e)
 {
-    e->n_spec = 0;
+    e->n_spec = e->n_drafting = 0;
     if (e->cap == 0) {
         return;
     }

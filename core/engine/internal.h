@@ -236,7 +236,8 @@ struct kg_engine {
     uint32_t *draft_tokens;        /* [max_seqs][1 + block] row tokens of decoding picks */
     uint32_t *draft_counts, *lengths;
     uint32_t n_spec;
-    struct kg_spec_seen *seen; /* [2 * max_seqs] */
+    uint32_t n_drafting, most_drafted; /* sequences the backend drafted for in this step; tokens */
+    struct kg_spec_seen *seen;         /* [2 * max_seqs] */
     uint32_t n_seen;
 
     struct kg_window_class *classes;      /* [n_classes]; NULL: no policy has a say */

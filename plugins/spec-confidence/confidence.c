@@ -23,11 +23,10 @@
 #include <kedge/spec.h>
 #include <string.h>
 
-#define SMALL_BATCH 8     /* sequences; below it no number of rows is carried over */
-#define TRIAL 2           /* rounds of a new try */
-#define FIRST_SKIP 16     /* rounds without drafts after the first try that did not pay */
-#define KEEP 0.75f        /* weight of what a sequence's survivals were */
-#define RATIO_STEP 0.0625 /* weight of a step in the ratio of time to surface */
+#define SMALL_BATCH 8 /* sequences; below it no number of rows is carried over */
+#define TRIAL 2       /* rounds of a new try */
+#define FIRST_SKIP 16 /* rounds without drafts after the first try that did not pay */
+#define KEEP 0.75f    /* weight of what a sequence's survivals were */
 
 enum rule { RULE_BUDGET = 0, RULE_STOP = 1 };
 
@@ -64,9 +63,7 @@ struct kg_spec {
     struct confidence_conf conf;
     uint32_t max_seqs, block;
     uint64_t rounds;
-    uint32_t warned;
-    double ratio;       /* time of steps that drafted over what the surface said */
-    double expected_ns; /* of the step in flight; 0: not to be compared */
+    uint32_t warned, said; /* 1: the log has it */
     struct learn learn;
     struct bucket buckets[LEARN_BUCKETS];
     uint64_t bytes;
@@ -75,7 +72,7 @@ struct kg_spec {
     struct seq seqs[];  /* [max_seqs] */
 };
 
-enum { ROUNDS, WHOLE, TRIMMED, PAUSED, TRIALS, EXPECTED, ACCEPTED, ACTIVE };
+enum { ROUNDS, WHOLE, TRIMMED, PAUSED, TRIALS, EXPECTED, ACCEPTED, ACTIVE, GAIN };
 
 static const struct kg_metric metrics[] = {
     {"confidence_rounds_total", KG_COUNTER, "Steps in which something was drafted."},
@@ -88,6 +85,8 @@ static const struct kg_metric metrics[] = {
      "Accepted drafts as expected when windows were chosen. Unit: thousandths of a token."},
     {"confidence_accepted_tokens_total", KG_COUNTER, "Accepted drafts of the same windows."},
     {"confidence_active", KG_GAUGE, "1: there is a cost surface; 0: everything is verified."},
+    {"confidence_gain_permille", KG_GAUGE,
+     "Tokens per time with drafts over without, as last expected. Unit: thousandths."},
     {0},
 };
 
@@ -133,7 +132,6 @@ static int open_confidence(const struct kg_host *host, const void *conf, uint32_
     s->max_seqs = max_seqs;
     s->block = most;
     s->bytes = bytes;
-    s->ratio = 1.0;
     s->most = (uint32_t *)(void *)(s->seqs + max_seqs);
     s->heap = s->most + max_seqs;
     s->spare = s->heap + max_seqs;
@@ -202,37 +200,33 @@ static struct price price_of(const struct kg_spec *s, const struct kg_spec_view 
 /* --- whether to draft --- */
 
 /* Tokens per time of a round over those without drafts, if all sequences were as these. */
-static double gain(const struct kg_spec *s, struct price *with, double extra, double rows)
+static double gain(struct price *with, double extra, double rows)
 {
     double n = with->view->n_seqs;
     double plain = step_ns(with, 0) - with->draft_ns;
-    double round = step_ns(with, (uint32_t)(rows * n + 0.5)) * s->ratio;
+    double round = step_ns(with, (uint32_t)(rows * n + 0.5));
 
     return (1.0 + extra) * plain / round;
 }
 
-/* Decides for a bucket; tries again when it is time. */
-static uint32_t pays(struct kg_spec *s, struct bucket *b, struct price *with)
+/* A new try of a bucket, unless not even full acceptance would pay. */
+static uint32_t try_again(struct kg_spec *s, struct bucket *b, struct price *with)
 {
-    if (b->trial > 0) {
-        return 1;
-    }
-    double least = b->on ? 1.0 : 1.0 + s->conf.min_gain;
-    if (b->n > 0 && gain(s, with, b->extra, b->rows) >= least) {
-        b->on = 1;
-        b->off = 0;
-        b->skip = FIRST_SKIP;
-        return 1;
-    }
-    b->on = 0;
-    b->off = 1;
-    if (s->rounds < b->due) {
-        return 0;
-    }
+    double most = gain(with, s->block, s->block);
+
     b->skip = b->skip == 0 ? FIRST_SKIP : 4 * b->skip;
     b->skip = b->skip < s->conf.retry ? b->skip : s->conf.retry;
-    if (gain(s, with, s->block, s->block) < 1.0) { /* not even if all were accepted */
+    if (most < 1.0) {
         b->due = s->rounds + b->skip;
+        kg_set(&s->host->cells[GAIN], (uint64_t)(most * 1000.0));
+        if (!s->said) {
+            s->host->log(s->host->ctx, KG_LOG_WARN,
+                         "drafting cannot pay: a step of %u sequences with %u drafts each gives "
+                         "%.2f of the tokens per time of plain decoding even if all are accepted; "
+                         "nothing is drafted while that is so",
+                         with->view->n_seqs, s->block, most);
+            s->said = 1;
+        }
         return 0;
     }
     b->trial = TRIAL;
@@ -241,6 +235,27 @@ static uint32_t pays(struct kg_spec *s, struct bucket *b, struct price *with)
     b->due = s->rounds + TRIAL + b->skip;
     kg_add(&s->host->cells[TRIALS], 1);
     return 1;
+}
+
+/* Decides for a bucket; tries again when it is time. */
+static uint32_t pays(struct kg_spec *s, struct bucket *b, struct price *with)
+{
+    if (b->trial > 0) {
+        return 1;
+    }
+    if (b->n > 0) {
+        double now = gain(with, b->extra, b->rows);
+        kg_set(&s->host->cells[GAIN], (uint64_t)(now * 1000.0));
+        if (now >= (b->on ? 1.0 : 1.0 + s->conf.min_gain)) {
+            b->on = 1;
+            b->off = 0;
+            b->skip = FIRST_SKIP;
+            return 1;
+        }
+    }
+    b->on = 0;
+    b->off = 1;
+    return s->rounds < b->due ? 0 : try_again(s, b, with);
 }
 
 static void want(struct kg_spec *s, const struct kg_spec_view *v, uint32_t *wants)
@@ -369,8 +384,7 @@ static void plan_budget(struct kg_spec *s, const struct kg_spec_view *v,
 }
 
 /* Expected of the windows as chosen, into the buckets and the counters. */
-static void note(struct kg_spec *s, const struct kg_spec_view *v, const uint32_t *lengths,
-                 struct price *price)
+static void note(struct kg_spec *s, const struct kg_spec_view *v, const uint32_t *lengths)
 {
     double extra[LEARN_BUCKETS] = {0}, rows[LEARN_BUCKETS] = {0}, all = 0;
     uint32_t n[LEARN_BUCKETS] = {0}, total = 0, drafted = 0;
@@ -399,10 +413,6 @@ static void note(struct kg_spec *s, const struct kg_spec_view *v, const uint32_t
     kg_add(&s->host->cells[WHOLE], drafted > 0 && total == drafted);
     kg_add(&s->host->cells[TRIMMED], drafted - total);
     kg_add(&s->host->cells[EXPECTED], (uint64_t)(all * 1000.0 + 0.5));
-    s->expected_ns = 0;
-    if (price != NULL && drafted > 0 && v->other_rows == 0) {
-        s->expected_ns = step_ns(price, total);
-    }
 }
 
 static void choose(struct kg_spec *s, const struct kg_spec_view *v, uint32_t *lengths)
@@ -425,7 +435,7 @@ static void choose(struct kg_spec *s, const struct kg_spec_view *v, uint32_t *le
                          "or not; set [engine] cost = measured");
             s->warned = 1;
         }
-        note(s, v, lengths, NULL);
+        note(s, v, lengths);
     } else if (v->n_seqs > 0) {
         struct price price = price_of(s, v, n_drafting);
         struct plan_cost cost = {step_ns, &price};
@@ -439,7 +449,7 @@ static void choose(struct kg_spec *s, const struct kg_spec_view *v, uint32_t *le
         } else {
             plan_budget(s, v, &cost, &q, lengths);
         }
-        note(s, v, lengths, &price);
+        note(s, v, lengths);
     }
     for (uint32_t i = 0; i < v->n_seqs; i++) {
         remember(s, &v->seqs[i]);
@@ -480,14 +490,8 @@ static void observe(struct kg_spec *s, const struct kg_spec_seen *seen, uint32_t
         q->n_said = 0;
         q->context += seen[i].n_tokens;
     }
+    (void)step_ns; /* the surface learns from it */
     s->rounds += n > 0;
-    if (step_ns > 0 && s->expected_ns > 0) {
-        double r = (double)step_ns / s->expected_ns;
-        r = r > 0.5 ? r : 0.5;
-        r = r < 2.0 ? r : 2.0; /* a step that was held up says little */
-        s->ratio += RATIO_STEP * (r - s->ratio);
-    }
-    s->expected_ns = 0;
 }
 
 static int check(const struct kg_spec *s, struct kg_error *err)
@@ -514,9 +518,6 @@ static int check(const struct kg_spec *s, struct kg_error *err)
             return kg_fail(err, KG_EINVAL, "spec-confidence: context %u expects %g of %g drafts", k,
                            b->extra, b->rows);
         }
-    }
-    if (!(s->ratio >= 0.5 && s->ratio <= 2.0)) {
-        return kg_fail(err, KG_EINVAL, "spec-confidence: time over surface is %g", s->ratio);
     }
     return KG_OK;
 }

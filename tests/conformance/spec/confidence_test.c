@@ -46,11 +46,12 @@ struct one {
 };
 
 static uint32_t n_warnings;
+static const char *warning = "no cost surface";
 
 static void count_warnings(void *ctx, uint32_t level, const char *fmt, ...)
 {
     (void)ctx;
-    n_warnings += level <= KG_LOG_WARN && strstr(fmt, "no cost surface") != NULL;
+    n_warnings += level <= KG_LOG_WARN && strstr(fmt, warning) != NULL;
 }
 
 static void one_open(struct one *o, const char *options, uint32_t max_seqs)
@@ -387,7 +388,8 @@ static void drafting_pauses_where_it_does_not_pay_and_is_tried_again(void **stat
     one_close(&o);
 }
 
-static void where_even_full_acceptance_would_not_pay_nothing_is_drafted(void **state)
+static void
+where_even_full_acceptance_would_not_pay_nothing_is_drafted_and_the_log_says_so(void **state)
 {
     struct one o;
     struct kg_rng rng;
@@ -396,7 +398,12 @@ static void where_even_full_acceptance_would_not_pay_nothing_is_drafted(void **s
     kg_rng_seed(&rng, 5);
     one_open(&o, "", 4);
     o.price = (struct price){1000, 2000, 90000};
+    warning = "drafting cannot pay";
+    n_warnings = 0;
     assert_int_equal(drafted_in(&o, 500, 0.99f, 0.99, &rng), 0);
+    assert_int_equal(n_warnings, 1);
+    assert_true(o.part.cells[8].v < 1000); /* the gain, in thousandths */
+    warning = "no cost surface";
     one_close(&o);
 }
 
@@ -481,7 +488,8 @@ int main(void)
         cmocka_unit_test(the_best_drafts_of_a_batch_get_the_rows),
         cmocka_unit_test(without_a_cost_surface_all_is_verified_and_said_once),
         cmocka_unit_test(drafting_pauses_where_it_does_not_pay_and_is_tried_again),
-        cmocka_unit_test(where_even_full_acceptance_would_not_pay_nothing_is_drafted),
+        cmocka_unit_test(
+            where_even_full_acceptance_would_not_pay_nothing_is_drafted_and_the_log_says_so),
         cmocka_unit_test(a_pause_is_for_lengths_of_context),
         cmocka_unit_test(confidences_are_corrected_by_what_came_of_them),
     };

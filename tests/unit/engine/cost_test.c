@@ -135,6 +135,31 @@ static void the_price_of_a_draft_never_falls(void **state)
     }
 }
 
+static void the_price_of_a_draft_follows_the_steps_and_never_falls(void **state)
+{
+    (void)state;
+    struct kg_exec x = {0};
+    struct kg_cost_table t = {0};
+    uint32_t random = 1;
+    assert_int_equal(kg_draft_cost_measure(&t.draft, &ops, &x, 64, 7, 65536), KG_OK);
+    for (uint32_t k = 0; k < 4000; k++) { /* twice as slow as when it was measured */
+        random = random * 1664525u + 1013904223u;
+        uint32_t n = 1 + (random >> 8) % 64, tokens = 1 + (random >> 20) % 7;
+        kg_draft_cost_learn(&t.draft, n, tokens, 5000, 2 * linear_draft(n, tokens, 5000));
+        uint64_t here = kg_cost_draft_ns(&t, n, tokens, 5000);
+        assert_true(kg_cost_draft_ns(&t, n, tokens + 1, 5000) >= here);
+        assert_true(kg_cost_draft_ns(&t, n + 1, tokens, 5000) >= here);
+    }
+    for (uint32_t n = 1; n <= 64; n *= 4) {
+        double want = 2.0 * (double)linear_draft(n, 7, 5000);
+        double got = (double)kg_cost_draft_ns(&t, n, 7, 5000);
+        assert_true(got > want * 0.8 && got < want * 1.25);
+    }
+    struct kg_draft_cost none = {0};
+    kg_draft_cost_learn(&none, 4, 4, 0, 1000);
+    assert_int_equal(none.n_seqs, 0);
+}
+
 static void without_a_drafter_a_draft_costs_nothing(void **state)
 {
     (void)state;
@@ -501,6 +526,7 @@ int main(void)
         cmocka_unit_test(what_the_backend_cannot_do_is_left_out),
         cmocka_unit_test(a_draft_has_its_price),
         cmocka_unit_test(the_price_of_a_draft_never_falls),
+        cmocka_unit_test(the_price_of_a_draft_follows_the_steps_and_never_falls),
         cmocka_unit_test(without_a_drafter_a_draft_costs_nothing),
         cmocka_unit_test(a_prompt_costs_its_chunks_and_what_stands_before_them),
         cmocka_unit_test(it_follows_a_machine_that_became_slower_or_quicker),
