@@ -6,8 +6,8 @@
  *     survive P1 P2 ...           chance that drafts 0..k are all accepted; falling, 1 .. 64 of
  * them insight R                   0..1: how much of a window's fate the drafter's confidence sees
  *     noise S                     error of the confidence told, standard deviation in logits
- *     pinned L                    instead of survive: every window emits L tokens on average, the next
- *                                 lower or higher whole number, all requests alike (benchmarks do so)
+ *     pinned L                    instead of survive: every window emits L tokens on average, the
+ * next lower or higher whole number, all requests alike (benchmarks do so)
  *
  * The first profile is that of requests without a domain, or with an unknown one. At each position
  * of a request one number is drawn, from its seed and the position alone: so every policy meets the
@@ -44,8 +44,8 @@ int sim_acceptance_read(const char *path, struct sim_acceptance *a, struct kg_er
 void sim_acceptance_plain(struct sim_acceptance *a, double p);
 /* The domain of a name, the first if there is none such. */
 uint32_t sim_acceptance_find(const struct sim_acceptance *a, const char *name);
-/* Drafts 0 .. result - 1 of n are right after `position` tokens of output of a seed's request; survival[n] is what
- * the drafter tells, NULL: not wanted. */
+/* Drafts 0 .. result - 1 of n are right after `position` tokens of output of a seed's request;
+ * survival[n] is what the drafter tells, NULL: not wanted. */
 uint32_t sim_acceptance_draw(const struct sim_domain *d, uint64_t seed, uint32_t position,
                              uint32_t n, float *survival);
 

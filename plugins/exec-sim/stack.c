@@ -160,7 +160,7 @@ static int read_pair(struct reader *r, const char *key, char *rest)
     } keys[] = {{"host_us", &s->host_us, 1e9},           {"host_seq_us", &s->host_seq_us, 1e9},
                 {"prompt_us", &s->prompt_us, 1e9},       {"overlap", &s->overlap, 1},
                 {"decode_scale", &s->decode_scale, 100}, {"prompt_scale", &s->prompt_scale, 100},
-                {"client_us", &s->client_us, 1e9}};
+                {"client_us", &s->client_us, 1e9},       {"client_steps", &s->client_steps, 1e6}};
     uint32_t p = 0;
 
     if (strcmp(key, "name") == 0) {

@@ -17,9 +17,10 @@
  *     prompt_us US               per step that computes prompt rows
  *     decode_scale X             a step of decoding rows takes X times as long
  *     prompt_scale X             so does what prompt rows add to a step
- *     client_us US               between client and engine; added to the time to first token where
- *                                figures of a client are compared (scripts/perf/e2e), not to a step
- *     overlap X                  share of the collectives hidden behind other work, 0 .. 1
+ *     client_us US, client_steps N   between client and engine, and steps a first token waits where
+ * an engine looks for arrivals or sends every so many; added to the time to first token by
+ * scripts/perf/e2e, not to a step overlap X                  share of the collectives hidden behind
+ * other work, 0 .. 1
  *
  * PART is a name of sim_part_names. Nothing given: the kernels as they were measured, in a row.
  */
@@ -66,7 +67,8 @@ struct sim_stack {
     double scale[SIM_N_PARTS];
     double graphs[SIM_GRAPHS]; /* [n_graphs] ascending */
     double small, small_from, small_to;
-    double host_us, host_seq_us, prompt_us, overlap, decode_scale, prompt_scale, client_us;
+    double host_us, host_seq_us, prompt_us, overlap, decode_scale, prompt_scale, client_us,
+        client_steps;
 };
 
 /* The kernels as measured: on Hopper vllm's experts, on Blackwell sglang's. */
