@@ -32,6 +32,19 @@ static void fill_gaps(double *ns, uint32_t n_rows, uint32_t first, uint32_t end)
     }
 }
 
+/* Rows beyond the windows of few sequences were guessed; more sequences with as many rows were
+ * measured, and they are no cheaper. */
+static void bound_guesses(struct kg_cost_table *t, const uint32_t *end)
+{
+    for (uint32_t i = t->n_seqs; i-- > 1;) {
+        for (uint32_t j = end[i - 1]; j < t->n_rows; j++) {
+            if (j >= 2 * i && t->ns[i - 1][j] > t->ns[i][j]) {
+                t->ns[i - 1][j] = t->ns[i][j];
+            }
+        }
+    }
+}
+
 /* Never falls with rows or sequences: noise must not make a longer window look cheaper. */
 static void make_monotone(struct kg_cost_table *t)
 {
@@ -84,6 +97,7 @@ int kg_cost_measure(struct kg_cost_table *t, const struct kg_exec_ops *ops, stru
 {
     uint32_t near = max_context / 4 < BASE_CONTEXT ? max_context / 4 : BASE_CONTEXT;
     uint32_t far = max_context / 2 < FAR_CONTEXT ? max_context / 2 : FAR_CONTEXT;
+    uint32_t end[KG_COST_SEQS] = {0}; /* first row count of a line that was not measured */
     uint64_t ns, far_ns;
     int rc = ops->profile(exec, 1, 1, near, &ns);
 
@@ -113,8 +127,9 @@ int kg_cost_measure(struct kg_cost_table *t, const struct kg_exec_ops *ops, stru
             break; /* more sequences than it can do */
         }
         fill_gaps(t->ns[i], t->n_rows, 2 * i, j);
-        t->n_seqs++;
+        end[t->n_seqs++] = j;
     }
+    bound_guesses(t, end);
     measure_chunks(t, ops, exec, near, far);
     make_monotone(t);
     return KG_OK;

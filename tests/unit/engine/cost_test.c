@@ -2,6 +2,7 @@
 #include "engine/cost.h"
 #include "rig.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,9 @@
 
 /* A backend that is only a step time. */
 struct kg_exec {
-    uint32_t kind; /* 0: linear, 1: stairs and dents, 2: refuses more than 8 sequences, 3: all */
+    /* 0: linear, 1: stairs and dents, 2: refuses more than 8 sequences, 3: all, 4: rows cost ever
+     * less, as where experts are shared */
+    uint32_t kind;
     uint32_t n_asked;
 };
 
@@ -26,6 +29,8 @@ static int profile(struct kg_exec *x, uint32_t n, uint32_t rows, uint32_t contex
     *ns = linear(n, rows, (uint64_t)n * context);
     if (x->kind == 1)
         *ns = 1000 + rows / 8 * 5000 - rows % 3 * 900 + n % 5 * 300;
+    if (x->kind == 4)
+        *ns = 100000 + (uint64_t)(10000 * sqrt(rows));
     return KG_OK;
 }
 
@@ -71,6 +76,20 @@ static void a_linear_step_time_is_met_between_the_points_and_beyond(void **state
             double want = (double)linear(n, rows, 5000);
             double got = (double)kg_cost_step_ns(&t, n, rows, 5000);
             assert_true(got > want * 0.999 - 2 && got < want * 1.001 + 2);
+        }
+    }
+}
+
+static void a_guess_beyond_few_windows_never_replaces_a_measured_point(void **state)
+{
+    (void)state;
+    struct kg_cost_table t;
+    measure(&t, 4);
+    for (uint32_t n = 1; n <= 64; n *= 4) {
+        for (uint32_t rows = n; rows <= 16 * n && rows <= 512; rows *= 2) {
+            double want = 100000 + 10000 * sqrt(rows);
+            double got = (double)kg_cost_step_ns(&t, n, rows, 0);
+            assert_true(got > want * 0.999 && got < want * 1.001);
         }
     }
 }
@@ -522,6 +541,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_linear_step_time_is_met_between_the_points_and_beyond),
+        cmocka_unit_test(a_guess_beyond_few_windows_never_replaces_a_measured_point),
         cmocka_unit_test(it_never_falls_whatever_the_clock_said),
         cmocka_unit_test(what_the_backend_cannot_do_is_left_out),
         cmocka_unit_test(a_draft_has_its_price),
