@@ -147,7 +147,8 @@ uint32_t kg_cache_take_over(struct kg_engine *e, struct kg_req *r)
 
 void kg_cache_put_back(struct kg_engine *e, struct kg_req *r, uint32_t unit)
 {
-    if (kg_index_donate(e->index, &r->path, r->job->tokens, r->path.n_tokens, unit, 0) == KG_OK) {
+    if (kg_index_donate(e->index, &r->path, r->job->tokens, r->path.n_tokens, unit, r->path.kind) ==
+        KG_OK) {
         kg_cache_own(e, KG_STATE, &unit, 1, 1);
     } else {
         kg_adm_give(e, KG_STATE, &unit, 1, 0);
@@ -235,11 +236,16 @@ static void withdraw(struct kg_engine *e, struct kg_req *r)
     r->answer = 0;
 }
 
+static uint32_t kind_of(const struct kg_engine *e, const struct kg_req *r, uint32_t why)
+{
+    return kg_ckpt_kind(why, r->branch, r->n_target, e->layout.page_tokens);
+}
+
 /* A state that was written goes to the node at its position, or back. */
 static void donate(struct kg_engine *e, struct kg_req *r, const struct kg_order *o, uint32_t why)
 {
     if (!r->path.open || kg_index_donate(e->index, &r->path, r->job->tokens, o->position, o->unit,
-                                         kg_ckpt_kind(why)) != KG_OK) {
+                                         kind_of(e, r, why)) != KG_OK) {
         kg_adm_give(e, KG_STATE, &o->unit, 1, 0);
         e->stats.ckpt_unused += r->path.open;
         return;
@@ -365,7 +371,7 @@ static int find_unit(struct kg_engine *e, struct kg_req *r, uint32_t position, u
     from = from > r->last_ckpt ? from : r->last_ckpt;
     if (from >= position ||
         !kg_ckpt_wins(why & KG_CKPT_WHY_ASKED ? KG_CKPT_BOUNDARY : e->conf.checkpoint,
-                      kg_index_worth(e->index, from, position, kg_ckpt_kind(why)),
+                      kg_index_worth(e->index, from, position, kind_of(e, r, why)),
                       kg_index_cheapest(e->index))) {
         e->stats.ckpt_pruned++;
         return 0;

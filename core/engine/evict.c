@@ -20,10 +20,10 @@
 #define REFRESH 4
 /* Times the top of a heap is ranked anew before what is on top is taken. */
 #define RETRIES 32
-/* Expected reuse of a state that others continue from, beside its forks. */
-#define PASSED_REUSE 0.125
-/* Hits every kind of state is credited with before anything is known of it. */
-#define CREDIT 4u
+/* States of every kind that are taken as known before anything is, and how many of them were hit:
+ * all at the end of a path, one in eight of those passed. */
+#define CREDIT 4.0
+static const double credit_hit[KG_IX_STANDS] = {CREDIT, CREDIT / 8};
 /* Fates after which a kind's counts are halved. */
 #define FATES 1024u
 /* Forks and hits count up to this. */
@@ -166,9 +166,15 @@ static double cost(const struct kg_index *ix, uint32_t from, uint32_t to)
     return (double)ix->conf.cost_ns(ix->conf.cost_ctx, from, to);
 }
 
-void kg_ix_tell_fate(struct kg_index *ix, uint32_t kind, uint32_t hit)
+static uint32_t stands(const struct kg_ix_node *n)
 {
-    struct kg_ix_fate *f = &ix->fate[kind];
+    return n->below == 0 ? KG_IX_END : KG_IX_PASSED;
+}
+
+void kg_ix_tell_fate(struct kg_index *ix, uint32_t v, uint32_t hit)
+{
+    const struct kg_ix_node *n = &ix->nodes[v];
+    struct kg_ix_fate *f = &ix->fate[stands(n)][n->kind];
 
     if (f->known == FATES) {
         f->known /= 2;
@@ -178,12 +184,27 @@ void kg_ix_tell_fate(struct kg_index *ix, uint32_t kind, uint32_t hit)
     f->hit += hit;
 }
 
-/* Share of the states of a kind that were hit. */
-static double prior(const struct kg_index *ix, uint32_t kind)
+/* Soon enough counts as a hit: the memory has not been filled once more since. Later would have
+ * cost others more than it saved. */
+void kg_ix_tell_missed(struct kg_index *ix, uint32_t v)
 {
-    const struct kg_ix_fate *f = &ix->fate[kind];
+    struct kg_ix_node *n = &ix->nodes[v];
 
-    return (double)(f->hit + CREDIT) / (double)(f->known + CREDIT);
+    if (!n->missed) {
+        return;
+    }
+    struct kg_ix_fate *f = &ix->fate[n->missed - 1][n->kind];
+    uint64_t since = ix->stats.inserted[KG_PAGE] - n->gone;
+    f->hit += f->hit < f->known && since <= ix->conf.max_units[KG_PAGE];
+    n->missed = 0;
+}
+
+/* Share of the states of a kind that were hit. */
+static double prior(const struct kg_index *ix, uint32_t where, uint32_t kind)
+{
+    const struct kg_ix_fate *f = &ix->fate[where][kind];
+
+    return (f->hit + credit_hit[where]) / (f->known + CREDIT);
 }
 
 double kg_ix_rank(const struct kg_index *ix, uint32_t v)
@@ -191,7 +212,7 @@ double kg_ix_rank(const struct kg_index *ix, uint32_t v)
     const struct kg_ix_node *n = &ix->nodes[v];
     uint32_t page = ix->conf.page_tokens, own = n->n_pages, up = n->parent;
     int alone = n->below == 0;
-    double reuse = alone ? prior(ix, n->kind) : PASSED_REUSE;
+    double reuse = prior(ix, stands(n), n->kind);
     uint32_t forks = n->n_children > n->hits ? n->n_children : n->hits;
 
     for (; up != KG_IX_ROOT && ix->nodes[up].state == KG_NONE; up = ix->nodes[up].parent) {
@@ -289,9 +310,11 @@ int kg_ix_trim(struct kg_index *ix, uint32_t n)
 void kg_ix_set_state(struct kg_index *ix, uint32_t v, uint32_t state)
 {
     struct kg_ix_node *n = &ix->nodes[v];
+    uint32_t up = n->parent;
     int there = state != KG_NONE;
 
     n->state = state;
+    n->missed = 0;
     n->stamp = ++ix->clock;
     n->hits = 0;
     n->base = ix->floor;
@@ -304,6 +327,10 @@ void kg_ix_set_state(struct kg_index *ix, uint32_t v, uint32_t state)
     ix->cached[KG_STATE] += there ? 1u : UINT32_MAX;
     ix->evictable[KG_STATE] += there ? 1u : UINT32_MAX;
     kg_ix_place(ix, v);
+    while (up != KG_IX_ROOT && ix->nodes[up].state == KG_NONE) {
+        up = ix->nodes[up].parent;
+    }
+    kg_ix_place(ix, up); /* was the end of its path, or is it now */
 }
 
 /* --- eviction --- */
@@ -400,10 +427,13 @@ static void evict_state(struct kg_index *ix, uint32_t v, struct kg_index_victim 
     victim->rank = n->rank;
     ix->floor = n->rank > ix->floor ? n->rank : ix->floor;
     ix->stats.evicted[KG_STATE]++;
-    if (n->hits == 0) {
-        kg_ix_tell_fate(ix, n->kind, 0);
+    uint32_t missed = n->hits == 0 ? 1 + stands(n) : 0;
+    if (missed) {
+        kg_ix_tell_fate(ix, v, 0);
     }
     kg_ix_set_state(ix, v, KG_NONE);
+    n->missed = (uint8_t)missed;
+    n->gone = ix->stats.inserted[KG_PAGE];
     (void)kg_ix_merge(ix, v);
     refresh(ix);
 }
@@ -455,7 +485,7 @@ double kg_index_worth(const struct kg_index *ix, uint32_t from, uint32_t to, uin
     double bytes = (double)ix->conf.unit_bytes[KG_STATE] +
                    (double)ix->conf.unit_bytes[KG_PAGE] * ((to - from) / ix->conf.page_tokens);
 
-    return ix->floor + prior(ix, kind) * cost(ix, from, to) / bytes;
+    return ix->floor + prior(ix, KG_IX_END, kind) * cost(ix, from, to) / bytes;
 }
 
 double kg_index_cheapest(struct kg_index *ix)

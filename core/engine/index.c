@@ -209,6 +209,15 @@ static void sight(struct kg_index *ix, uint32_t v)
     }
 }
 
+/* The deepest node from v up where a checkpoint is or was evicted unused; the root for none. */
+static uint32_t last_kept(const struct kg_index *ix, uint32_t v)
+{
+    while (v != KG_IX_ROOT && ix->nodes[v].state == KG_NONE && !ix->nodes[v].missed) {
+        v = ix->nodes[v].parent;
+    }
+    return v;
+}
+
 int kg_index_open(struct kg_index *ix, const struct kg_index_match *m, uint64_t salt, int use,
                   int counts, struct kg_index_path *path)
 {
@@ -219,6 +228,7 @@ int kg_index_open(struct kg_index *ix, const struct kg_index_match *m, uint64_t 
         (struct kg_index_path){.open = 1, .salt = salt, .tip = KG_IX_ROOT, .state_node = KG_NONE};
     ix->stats.n_paths++;
     if (counts) {
+        kg_ix_tell_missed(ix, last_kept(ix, m->at));
         sight(ix, m->at);
     }
     if (use && m->state != KG_NONE) {
@@ -226,7 +236,7 @@ int kg_index_open(struct kg_index *ix, const struct kg_index_match *m, uint64_t 
         path->tip = path->state_node = m->node;
         path->n_tokens = m->state_tokens;
         if (counts && n->hits++ == 0) {
-            kg_ix_tell_fate(ix, n->kind, 1);
+            kg_ix_tell_fate(ix, m->node, 1);
         }
         n->base = ix->floor;
         if (n->state_locks++ == 0) {
@@ -288,6 +298,7 @@ uint32_t kg_index_take_over(struct kg_index *ix, struct kg_index_path *path)
         return KG_NONE;
     }
     uint32_t state = ix->nodes[v].state;
+    path->kind = ix->nodes[v].kind;
     kg_index_release(ix, path);
     kg_ix_set_state(ix, v, KG_NONE);
     return state;
@@ -389,7 +400,7 @@ static void grow(struct kg_index *ix, struct kg_index_path *path, const uint32_t
     uint32_t v, c;
 
     if (path->tip != KG_IX_ROOT && tip->locks == 1 && tip->tips == 1 && tip->n_children == 0 &&
-        tip->state == KG_NONE) {
+        tip->state == KG_NONE && !tip->missed) {
         c = tip->last;
         kg_ix_extend(ix, path->tip, tokens, n);
         path->n_tokens = tip->end * ix->conf.page_tokens;

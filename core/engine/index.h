@@ -27,7 +27,7 @@
 
 struct kg_index;
 
-#define KG_INDEX_KINDS 8u /* kinds of checkpoints the index tells apart */
+#define KG_INDEX_KINDS 28u /* kinds of checkpoints the index tells apart */
 
 struct kg_index_conf {
     uint32_t page_tokens;            /* tokens of a page, >= 1 */
@@ -68,6 +68,7 @@ struct kg_index_path {
     uint32_t n_tokens;   /* pages of these tokens are the index's, locked for this request */
     uint32_t tip;        /* node the path ends at */
     uint32_t state_node; /* node whose state is locked, KG_NONE for none */
+    uint32_t kind;       /* of the state that was taken over */
     uint32_t open;       /* 1 between open and close */
     uint64_t salt;
 };
@@ -144,8 +145,8 @@ uint32_t kg_index_append(struct kg_index *ix, struct kg_index_path *path, const 
  * Gives a state, valid at exactly `position` of the request with tokens[position] (from its first
  * token on), to the node that ends there. KG_OK: the index owns it. KG_EAGAIN: there is one
  * already, or its pages are not in the index: the caller keeps it. KG_EINVAL: not a multiple of a
- * page, or 0. kind: below KG_INDEX_KINDS, why it was written; how often states of a kind were hit
- * before they went decides what a new one of that kind is worth.
+ * page, or 0. kind: below KG_INDEX_KINDS, why it was written; how often states of a kind were hit,
+ * or would have been had they stayed a little longer, decides what one of that kind is worth.
  */
 int kg_index_donate(struct kg_index *ix, const struct kg_index_path *path, const uint32_t *tokens,
                     uint32_t position, uint32_t state, uint32_t kind);

@@ -136,6 +136,9 @@ static int check_node(const struct kg_index *ix, uint32_t v, struct sums *s, str
     if (kg_ix_find(ix, n->parent, n->salt, kg_ix_tokens(ix, n->first)) != v) {
         return BAD("node %u is not found by its tokens", v);
     }
+    if (n->missed > (n->state == KG_NONE ? KG_IX_STANDS : 0u) || n->kind >= KG_INDEX_KINDS) {
+        return BAD("node %u: state %u, of kind %u, is missed %u", v, n->state, n->kind, n->missed);
+    }
     if (n->state != KG_NONE) {
         if (n->state >= ix->conf.max_units[KG_STATE] || ix->mark[n->state] & 2u) {
             return BAD("node %u: state %u is out of range or in two places", v, n->state);

@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#define N_WHY 7u /* reasons */
+
 /* Interval in tokens, whole pages. */
 static uint32_t step_of(const struct kg_ckpt_view *v)
 {
@@ -117,17 +119,28 @@ uint32_t kg_ckpt_orders(const struct kg_ckpt_view *v, struct kg_ckpt *out, uint3
     return n;
 }
 
-uint32_t kg_ckpt_kind(uint32_t why)
+/* Requests that go on from others come back more often than strangers: 0 .. 3. */
+static uint32_t familiar(uint32_t seen, uint32_t n_prompt, uint32_t page)
+{
+    uint64_t s = seen, n = n_prompt;
+
+    if (s >= (n > 0 ? (n - 1) / page * page : 0)) {
+        return 3;
+    }
+    return 4 * s >= 3 * n ? 2 : 4 * s >= n;
+}
+
+uint32_t kg_ckpt_kind(uint32_t why, uint32_t seen, uint32_t n_prompt, uint32_t page_tokens)
 {
     static const uint32_t rarest_first[] = {
         KG_CKPT_WHY_BRANCH, KG_CKPT_WHY_PROMPT,   KG_CKPT_WHY_MESSAGE, KG_CKPT_WHY_ANSWER,
         KG_CKPT_WHY_OCTAVE, KG_CKPT_WHY_INTERVAL, KG_CKPT_WHY_ASKED};
     uint32_t kind = 0;
 
-    while (kind < 6 && !(why & rarest_first[kind])) {
+    while (kind + 1 < N_WHY && !(why & rarest_first[kind])) {
         kind++;
     }
-    return kind;
+    return kind + N_WHY * familiar(seen, n_prompt, page_tokens);
 }
 
 int kg_ckpt_wins(uint32_t policy, double worth, double cheapest)

@@ -54,8 +54,10 @@ struct kg_ckpt {
  */
 uint32_t kg_ckpt_orders(const struct kg_ckpt_view *v, struct kg_ckpt *out, uint32_t *n_rows);
 
-/* Kind of a checkpoint for the index (below KG_INDEX_KINDS): its rarest reason. */
-uint32_t kg_ckpt_kind(uint32_t why);
+/* Kind of a checkpoint for the index (below KG_INDEX_KINDS): its rarest reason, and how much of the
+ * prompt of n_prompt tokens the index had seen: less than a quarter, than three, more, all pages.
+ */
+uint32_t kg_ckpt_kind(uint32_t why, uint32_t seen, uint32_t n_prompt, uint32_t page_tokens);
 
 /* Whether a checkpoint of value `worth` may take the place of the cheapest cached state: auto asks
  * for more value per byte, the others take it whenever something can be evicted. */

@@ -255,7 +255,7 @@ int kg_ix_merge(struct kg_index *ix, uint32_t v)
 {
     struct kg_ix_node *n = &ix->nodes[v];
 
-    if (v == KG_IX_ROOT || n->n_children != 1 || n->tips != 0 || n->state != KG_NONE) {
+    if (v == KG_IX_ROOT || n->n_children != 1 || n->tips != 0 || n->state != KG_NONE || n->missed) {
         return 0;
     }
     uint32_t c = n->child, parent = n->parent;

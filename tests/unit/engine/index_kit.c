@@ -119,6 +119,11 @@ static void bring(struct kit *k, struct kg_index_path *path, const uint32_t *tok
     }
 }
 
+static uint32_t kind_of(const struct kit *k, uint32_t why)
+{
+    return kg_ckpt_kind(why, k->n_seen, k->n_prompt, k->conf.page_tokens);
+}
+
 /* A checkpoint of the request; under auto it must be worth its place. */
 static void checkpoint(struct kit *k, struct kg_index_path *path, const uint32_t *tokens,
                        const struct kg_ckpt *c, uint32_t *last, uint32_t *answer, uint32_t *unit)
@@ -131,14 +136,14 @@ static void checkpoint(struct kit *k, struct kg_index_path *path, const uint32_t
     }
     uint32_t from = kg_index_state_below(k->ix, path, c->position - 1);
     if (k->n_free[KG_STATE] == 0 &&
-        !kg_ckpt_wins(k->policy, kg_index_worth(k->ix, from, c->position, kg_ckpt_kind(c->why)),
+        !kg_ckpt_wins(k->policy, kg_index_worth(k->ix, from, c->position, kind_of(k, c->why)),
                       kg_index_cheapest(k->ix))) {
         k->n_pruned++;
         return;
     }
     uint32_t id = kit_take(k, KG_STATE);
     if (id == KG_NONE ||
-        kg_index_donate(k->ix, path, tokens, c->position, id, kg_ckpt_kind(c->why)) != KG_OK) {
+        kg_index_donate(k->ix, path, tokens, c->position, id, kind_of(k, c->why)) != KG_OK) {
         k->n_skipped++;
         if (id != KG_NONE) {
             kit_give(k, KG_STATE, id);
@@ -165,6 +170,8 @@ struct kit_seen kit_run(struct kit *k, const uint32_t *tokens, uint32_t n_prompt
 
     assert_int_equal(kg_index_open(k->ix, &m, 0, 1, 1, &path), KG_OK);
     kg_index_pages(k->ix, &path, pages);
+    k->n_seen = m.seen_tokens;
+    k->n_prompt = n_prompt;
     uint32_t n_pages = path.n_tokens / page, past = path.n_tokens, last = past;
     memset(mine, 0, n_pages);
     while (past + 1 < n_prompt + n_output) {

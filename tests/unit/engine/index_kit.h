@@ -23,6 +23,7 @@ struct kit {
     uint32_t policy, interval, gap, chunk, max_orders;
     uint32_t free[KG_N_KINDS][KIT_UNITS];
     uint32_t n_free[KG_N_KINDS];
+    uint32_t n_seen, n_prompt; /* of the request that runs: what the index had seen of it */
     uint64_t n_skipped, n_written, n_pruned;
 };
 

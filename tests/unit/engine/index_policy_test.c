@@ -129,6 +129,27 @@ static void value_decides_under_auto_only(void **state)
     assert_false(kg_ckpt_wins(KG_CKPT_INTERVAL, 1.0, (double)INFINITY)); /* nothing to evict */
 }
 
+static void a_kind_is_a_reason_and_how_much_was_seen(void **state)
+{
+    const uint32_t n = 1000, seen[4] = {249, 749, 959, 960};
+    uint32_t used = 0;
+
+    (void)state;
+    for (uint32_t i = 0; i < 7; i++) {
+        for (uint32_t k = 0; k < 4; k++) {
+            uint32_t kind = kg_ckpt_kind(1u << i, seen[k], n, 64);
+            assert_true(kind < KG_INDEX_KINDS);
+            assert_false(used >> kind & 1u); /* each its own */
+            used |= 1u << kind;
+            assert_int_equal(kg_ckpt_kind(1u << i | KG_CKPT_WHY_BRANCH, seen[k], n, 64),
+                             kg_ckpt_kind(KG_CKPT_WHY_BRANCH, seen[k], n, 64));
+        }
+    }
+    assert_int_equal(kg_ckpt_kind(1, 250, n, 64), kg_ckpt_kind(1, 749, n, 64));
+    assert_int_equal(kg_ckpt_kind(1, 0, 64, 64), kg_ckpt_kind(1, 64, 64, 64)); /* no whole page */
+    assert_true(kg_ckpt_kind(0, 0, 0, 64) < KG_INDEX_KINDS);
+}
+
 /* A prompt with `shared` tokens of a and the rest its own. */
 static const uint32_t *fork_of(uint32_t shared, uint64_t seed)
 {
@@ -312,6 +333,7 @@ int main(void)
         cmocka_unit_test(every_page_crossing_of_the_answer_may_be_its_end),
         cmocka_unit_test(auto_leaves_out_messages_that_are_close),
         cmocka_unit_test(value_decides_under_auto_only),
+        cmocka_unit_test(a_kind_is_a_reason_and_how_much_was_seen),
         cmocka_unit_test(interval_32768_of_a_shared_40960_reuses_32768_and_loses_8192),
         cmocka_unit_test(second_sighting_of_a_system_prompt_reuses_it_whole),
         cmocka_unit_test(without_message_ends_a_branch_is_known_from_the_third_sighting),

@@ -339,6 +339,82 @@ static void the_state_that_saves_least_per_byte_goes_first(void **state)
     kit_close(&kit);
 }
 
+/* Puts a state of kind 1 behind two pages of a, and takes it out again. */
+static void come_and_go(void)
+{
+    struct kg_index_path p;
+    struct kg_index_victim v;
+
+    kit_insert(&kit, &p, 0, a, 2);
+    assert_int_equal(kg_index_donate(kit.ix, &p, a, 2 * PAGE, kit_take(&kit, KG_STATE), 1), KG_OK);
+    kg_index_close(kit.ix, &p);
+    assert_int_equal(kit_evict(&kit, KG_NONE, 1, &v), KG_OK);
+    assert_int_not_equal(v.state, KG_NONE);
+}
+
+/* A new state of kind 1 beside one of a kind of which nothing is known. */
+static double worth(void)
+{
+    double floor = kg_index_worth(kit.ix, 0, 0, 0);
+
+    return (kg_index_worth(kit.ix, 0, PAGE, 1) - floor) /
+           (kg_index_worth(kit.ix, 0, PAGE, 2) - floor);
+}
+
+static void a_state_somebody_came_for_too_late_makes_its_kind_worth_more(void **state)
+{
+    struct kg_index_path p;
+
+    (void)state;
+    open_small();
+    assert_true(worth() == 1);
+    come_and_go();
+    double unused = worth();
+    assert_true(unused < 1);
+    kit_insert(&kit, &p, 0, a, 4); /* would have begun at the state */
+    assert_true(worth() > unused);
+    kg_index_close(kit.ix, &p);
+    kit_insert(&kit, &p, 0, a, 4); /* it counts once */
+    assert_true(worth() == 1);
+    kg_index_close(kit.ix, &p);
+    come_and_go();
+    for (uint32_t i = 0; i < 10; i++) { /* all memory is filled with other things since */
+        kit_tokens(b, 4096, 10 + i);
+        kit_insert(&kit, &p, 0, b, 8);
+        kg_index_close(kit.ix, &p);
+    }
+    unused = worth();
+    kit_insert(&kit, &p, 0, a, 4);
+    assert_true(worth() == unused);
+    kg_index_close(kit.ix, &p);
+    kit_close(&kit);
+}
+
+static void states_passed_are_judged_apart_from_ends(void **state)
+{
+    struct kg_index_path p;
+    struct kg_index_victim v;
+
+    (void)state;
+    open_small();
+    /* ends of kind 0 go unused, again and again */
+    for (uint32_t i = 0; i < 40; i++) {
+        kit_tokens(b, 4096, 10 + i);
+        kit_insert(&kit, &p, 0, b, 4);
+        kit_state(&kit, &p, b, 4 * PAGE);
+        kg_index_close(kit.ix, &p);
+        assert_int_equal(kit_evict(&kit, KG_NONE, 1, &v), KG_OK);
+    }
+    /* what has one behind it is worth what it was: the end goes first */
+    kit_insert(&kit, &p, 0, a, 8);
+    kit_state(&kit, &p, a, 4 * PAGE);
+    kit_state(&kit, &p, a, 8 * PAGE);
+    kg_index_close(kit.ix, &p);
+    assert_int_equal(kit_evict(&kit, KG_NONE, 1, &v), KG_OK);
+    assert_int_equal(kit_match(&kit, 0, a, 9 * PAGE).state_tokens, 4 * PAGE);
+    kit_close(&kit);
+}
+
 static void a_state_hit_often_outlives_one_that_is_not(void **state)
 {
     struct kg_index_path p;
@@ -547,6 +623,8 @@ int main(void)
         cmocka_unit_test(a_state_and_the_pages_it_needs_go_together),
         cmocka_unit_test(a_short_kind_evicts_its_own_under_a_split),
         cmocka_unit_test(the_state_that_saves_least_per_byte_goes_first),
+        cmocka_unit_test(a_state_somebody_came_for_too_late_makes_its_kind_worth_more),
+        cmocka_unit_test(states_passed_are_judged_apart_from_ends),
         cmocka_unit_test(a_state_hit_often_outlives_one_that_is_not),
         cmocka_unit_test(ghosts_tell_where_requests_came_back),
         cmocka_unit_test(ghosts_keep_to_their_bytes_and_the_oldest_go),
