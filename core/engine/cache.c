@@ -394,7 +394,7 @@ static void plant(struct kg_engine *e, struct kg_req *r)
     kg_adm_sync(e);
     if (e->parts.exec_ops->copy(e->parts.exec, KG_STATE, unit, r->unit) == KG_OK &&
         kg_index_donate(e->index, &r->path, r->job->tokens, r->past, unit,
-                        kg_ckpt_kind(KG_CKPT_WHY_BRANCH)) == KG_OK) {
+                        kind_of(e, r, KG_CKPT_WHY_BRANCH)) == KG_OK) {
         kg_cache_own(e, KG_STATE, &unit, 1, 1);
         e->stats.ckpt_written++;
     } else {
