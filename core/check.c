@@ -3,8 +3,8 @@
 #include <kedge/spec.h>
 #include <string.h>
 
-/* Draft rows the engine keeps room for: of the plugin, or for one that may take its place. */
-static uint64_t draft_rows(const struct kg_check *k)
+/* Of the plugin, or for one that may take its place. */
+uint64_t kg_check_draft_rows(const struct kg_check *k)
 {
     const struct kg_engine_parts *p = &k->stack->parts;
     const struct kg_engine_conf *e = &k->stack->conf->engine;
@@ -16,24 +16,30 @@ static uint64_t draft_rows(const struct kg_check *k)
     return block > most ? block : most;
 }
 
-/* Whether n requests of `tokens` tokens, draft rows included, hold memory at once: the pool's own
- * answer to a grant. */
-static int fits(const struct kg_check *k, struct kg_pool *pool, uint64_t n, uint64_t tokens)
+int kg_check_fits(const struct kg_check *k, struct kg_pool *pool, uint64_t pages, uint64_t states)
 {
     const struct kg_pool_ops *ops = k->stack->parts.pool_ops;
     static const uint32_t nothing[KG_N_KINDS] = {0, 0};
     struct kg_shortage shortage;
     uint32_t grant;
 
-    uint64_t rows = tokens + draft_rows(k);
-    uint64_t pages = n * ((rows + k->layout.page_tokens - 1) / k->layout.page_tokens);
-    if (pages >= KG_NONE || n >= KG_NONE)
+    if (pages >= KG_NONE || states >= KG_NONE)
         return 0;
-    const uint32_t need[KG_N_KINDS] = {[KG_PAGE] = (uint32_t)pages, [KG_STATE] = (uint32_t)n};
+    const uint32_t need[KG_N_KINDS] = {[KG_PAGE] = (uint32_t)pages, [KG_STATE] = (uint32_t)states};
     if (ops->grant_open(pool, need, nothing, &grant, &shortage) != KG_OK)
         return 0;
     ops->grant_close(pool, grant);
     return 1;
+}
+
+/* Whether n requests of `tokens` tokens, draft rows included, hold memory at once: the pool's own
+ * answer to a grant. */
+static int fits(const struct kg_check *k, struct kg_pool *pool, uint64_t n, uint64_t tokens)
+{
+    uint64_t rows = tokens + kg_check_draft_rows(k);
+
+    return kg_check_fits(k, pool, n * ((rows + k->layout.page_tokens - 1) / k->layout.page_tokens),
+                         n);
 }
 
 /* The largest value up to `most` for which it still fits; requests or tokens are searched. */
@@ -118,11 +124,12 @@ static void warn_promises(struct kg_check *k)
 }
 
 int kg_check_gather(struct kg_check *check, struct kg_config *config, struct kg_stack *stack,
-                    struct kg_error *err)
+                    uint32_t mean_length, uint32_t states, struct kg_error *err)
 {
     static const uint32_t shares[KG_CHECK_FITS] = {1, 4, 16, 64, 256};
     const struct kg_engine_conf *e = &stack->conf->engine;
     const struct kg_exec_desc *d = &stack->desc;
+    struct kg_check_size typical = {0};
     struct kg_pool *pool;
 
     memset(check, 0, sizeof(*check));
@@ -146,9 +153,17 @@ int kg_check_gather(struct kg_check *check, struct kg_config *config, struct kg_
         check->fits[i].tokens = tokens;
         check->fits[i].requests = search(check, pool, e->max_seqs, tokens);
     }
+    if (mean_length > 0)
+        kg_check_size(check, pool, mean_length, states, &check->size);
+    else if (check->fits[TYPICAL].tokens > 0)
+        kg_check_size(check, pool, check->fits[TYPICAL].tokens, states, &typical);
     stack->parts.pool_ops->close(pool);
     warn_config(check);
     warn_memory(check);
+    if (mean_length > 0)
+        kg_check_size_warn(check, &check->size, 0);
+    else if (typical.tokens > 0)
+        kg_check_size_warn(check, &typical, 1);
     warn_promises(check);
     return KG_OK;
 }

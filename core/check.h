@@ -6,6 +6,18 @@
 
 #define KG_CHECK_FITS 5
 
+/* Requests of one length in the pool as it is. */
+struct kg_check_size {
+    uint32_t tokens, states; /* of a request; tokens 0: not asked for */
+    uint64_t pages;          /* of a request, draft rows included */
+    uint64_t bytes[KG_N_KINDS];
+    uint64_t requests;          /* that get a grant at once */
+    double load;                /* the same with its fraction: budget over what one takes */
+    double by_kind[KG_N_KINDS]; /* requests each kind alone would allow; shared budgets: not used */
+    double ratio;               /* bytes of states per byte of pages that run out together */
+    uint64_t balanced_states;   /* their number under such a split of the same bytes */
+};
+
 struct kg_check {
     struct kg_config *config; /* not owned */
     struct kg_stack *stack;   /* not owned */
@@ -17,14 +29,29 @@ struct kg_check {
     struct {
         uint32_t tokens, requests; /* so many requests of so many tokens fit at once */
     } fits[KG_CHECK_FITS];         /* falling length; the last ones may be 0, 0 */
+    struct kg_check_size size;     /* of the length asked for */
     struct kg_buf warnings;        /* a line each, those of the configuration first */
 };
 
-/* Fills everything from an open stack. KG_ECONFIG when the pool refuses. */
+/* Fills everything from an open stack. mean_length: tokens of a request to size for, 0 for none;
+ * states: those a request holds, its cached ones included, >= 1. KG_ECONFIG when the pool refuses.
+ */
 KG_CHECKED int kg_check_gather(struct kg_check *check, struct kg_config *config,
-                               struct kg_stack *stack, struct kg_error *err);
+                               struct kg_stack *stack, uint32_t mean_length, uint32_t states,
+                               struct kg_error *err);
 void kg_check_fini(struct kg_check *check);
 void kg_check_text(const struct kg_check *check, struct kg_buf *b);
 void kg_check_json(const struct kg_check *check, struct kg_buf *b);
+
+/* Draft rows the engine keeps room for beside a request's tokens. */
+uint64_t kg_check_draft_rows(const struct kg_check *check);
+/* Whether the pool grants so many units of both kinds at once. */
+int kg_check_fits(const struct kg_check *check, struct kg_pool *pool, uint64_t pages,
+                  uint64_t states);
+/* check_size.c */
+void kg_check_size(const struct kg_check *check, struct kg_pool *pool, uint32_t tokens,
+                   uint32_t states, struct kg_check_size *size);
+/* Warns of a static split that starves a kind at this length. */
+void kg_check_size_warn(struct kg_check *check, const struct kg_check_size *size, int guessed);
 
 #endif

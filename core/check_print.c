@@ -118,6 +118,26 @@ static void text_memory(const struct kg_check *k, struct kg_buf *b)
     (void)kg_buf_putc(b, '\n');
 }
 
+/* Requests of the length that was asked for. */
+static void text_size(const struct kg_check *k, struct kg_buf *b)
+{
+    const struct kg_check_size *s = &k->size;
+
+    if (s->tokens == 0)
+        return;
+    put_line(b, "sizing");
+    (void)kg_buf_printf(b, "a request of %u tokens takes %llu pages and %u state%s = ", s->tokens,
+                        (unsigned long long)s->pages, s->states, s->states == 1 ? "" : "s");
+    put_bytes(b, s->bytes[KG_PAGE] + s->bytes[KG_STATE]);
+    (void)kg_buf_puts(b, "\n");
+    put_line(b, "");
+    (void)kg_buf_printf(b, "%llu fit at once (%.3f), %.0f tokens\n",
+                        (unsigned long long)s->requests, s->load, s->load * s->tokens);
+    put_line(b, "");
+    (void)kg_buf_printf(b, "a static split is balanced at ratio = %.4g (states = %llu)\n", s->ratio,
+                        (unsigned long long)s->balanced_states);
+}
+
 static const char *checkpoint_name(uint32_t policy)
 {
     static const char *const names[] = {"off", "interval", "boundary", "branch", "auto"};
@@ -242,6 +262,7 @@ void kg_check_text(const struct kg_check *check, struct kg_buf *b)
     text_compute(check, b);
     text_plugins(check, b);
     text_memory(check, b);
+    text_size(check, b);
     text_rules(check, b);
     put_warnings(check, b);
 }
@@ -330,6 +351,23 @@ static void json_memory(const struct kg_check *k, struct kg_buf *b)
     (void)kg_buf_puts(b, "]}");
 }
 
+static void json_size(const struct kg_check *k, struct kg_buf *b)
+{
+    const struct kg_check_size *s = &k->size;
+
+    if (s->tokens == 0)
+        return;
+    (void)kg_buf_printf(b, ",\"sizing\":{\"tokens\":%u,\"states\":%u", s->tokens, s->states);
+    put_num(b, "pages", s->pages);
+    put_num(b, "page_bytes", s->bytes[KG_PAGE]);
+    put_num(b, "state_bytes", s->bytes[KG_STATE]);
+    put_num(b, "requests", s->requests);
+    (void)kg_buf_printf(b, ",\"load\":%.6f,\"capacity_tokens\":%.0f", s->load, s->load * s->tokens);
+    (void)kg_buf_printf(b, ",\"balanced_ratio\":%.6g", s->ratio);
+    put_num(b, "balanced_states", s->balanced_states);
+    (void)kg_buf_putc(b, '}');
+}
+
 void kg_check_json(const struct kg_check *check, struct kg_buf *b)
 {
     const char *text = kg_buf_cstr(&check->warnings);
@@ -338,6 +376,7 @@ void kg_check_json(const struct kg_check *check, struct kg_buf *b)
     (void)kg_buf_putc(b, '{');
     json_model(check, b);
     json_memory(check, b);
+    json_size(check, b);
     (void)kg_buf_printf(b, ",\"draft_block\":%u,\"prefix\":{\"enabled\":%s",
                         check->stack->parts.spec_ops->block(check->stack->parts.spec),
                         check->stack->conf->engine.prefix ? "true" : "false");

@@ -1,10 +1,17 @@
 /* kedge check: what a configuration will do, or why it cannot work. */
+#include "base/num.h"
 #include "check.h"
 #include "cmd.h"
 #include "engine/cost.h"
 
 #include <errno.h>
 #include <string.h>
+
+/* What the line asks for beside the report itself. */
+struct wish {
+    const char *cost;        /* file for step times, NULL none */
+    uint64_t length, states; /* --mean-length, 0 none; --states */
+};
 
 /* The backend's step times into a file for [engine] cost. */
 static int write_cost(struct kg_stack *stack, const char *path, struct kg_error *err)
@@ -27,7 +34,7 @@ static int write_cost(struct kg_stack *stack, const char *path, struct kg_error 
     return KG_OK;
 }
 
-static int report(struct kg_config *config, int json, const char *cost)
+static int report(struct kg_config *config, int json, const struct wish *wish)
 {
     struct kg_error err = {0};
     struct kg_stack *stack;
@@ -37,9 +44,10 @@ static int report(struct kg_config *config, int json, const char *cost)
     int rc = kg_stack_open(config, &stack, &err);
     if (rc != KG_OK)
         return kg_cmd_fail(&err);
-    rc = kg_check_gather(&check, config, stack, &err);
-    if (rc == KG_OK && cost != NULL)
-        rc = write_cost(stack, cost, &err);
+    rc = kg_check_gather(&check, config, stack, (uint32_t)wish->length, (uint32_t)wish->states,
+                         &err);
+    if (rc == KG_OK && wish->cost != NULL)
+        rc = write_cost(stack, wish->cost, &err);
     if (rc == KG_OK) {
         kg_buf_init(&out, 4 << 20);
         if (json)
@@ -54,32 +62,57 @@ static int report(struct kg_config *config, int json, const char *cost)
     return rc == KG_OK ? KG_EXIT_OK : kg_cmd_fail(&err);
 }
 
+/* A flag that is a whole number within bounds; unchanged when it was not given. */
+static int whole(const char *flag, const char *text, uint64_t lo, uint64_t hi, uint64_t *v)
+{
+    uint64_t n;
+
+    if (text == NULL)
+        return 1;
+    if (kg_num_u64_suffix(text, &n) != KG_OK || n < lo || n > hi) {
+        (void)fprintf(stderr, "kedge: %s \"%.60s\": wanted a whole number %llu .. %llu\n", flag,
+                      text, (unsigned long long)lo, (unsigned long long)hi);
+        return 0;
+    }
+    *v = n;
+    return 1;
+}
+
 int kg_cmd_check(int argc, char **argv)
 {
     struct kg_cmd_line line;
     struct kg_config *config;
     struct kg_buf values;
-    const char *cost = NULL;
+    const char *length = NULL, *states = NULL;
+    struct wish wish = {.states = 1};
     int show = 0;
     const struct kg_cmd_flag flags[] = {
-        {"--write-cost", "FILE", "measure what steps take, into a file for [engine] cost", &cost,
+        {"--write-cost", "FILE", "measure what steps take, into a file for [engine] cost",
+         &wish.cost, NULL},
+        {"--mean-length", "N", "tokens of a request: how many fit, how to cut a split", &length,
          NULL},
+        {"--states", "N", "with --mean-length: states a request holds, cached ones too (1)",
+         &states, NULL},
         {"--values", NULL, "print every effective value and where it comes from", NULL, &show},
         {0},
     };
 
-    int rc = kg_cmd_parse(&line, argc, argv,
-                          "kedge check -c FILE [--json] [--values] [--write-cost FILE]",
-                          "Says what a configuration will do, warns of what silently costs, and "
-                          "refuses what cannot work.",
-                          flags, 0);
+    int rc = kg_cmd_parse(
+        &line, argc, argv,
+        "kedge check -c FILE [--json] [--values] [--mean-length N] [--write-cost FILE]",
+        "Says what a configuration will do, warns of what silently costs, and "
+        "refuses what cannot work.",
+        flags, 0);
     if (rc >= 0)
         return rc;
-    if (cost != NULL && line.n_sets == KG_CMD_SETS) {
+    if (!whole("--mean-length", length, 1, UINT32_MAX - 1, &wish.length) ||
+        !whole("--states", states, 1, 65536, &wish.states))
+        return KG_EXIT_USAGE;
+    if (wish.cost != NULL && line.n_sets == KG_CMD_SETS) {
         (void)fputs("kedge: too many --set\n", stderr);
         return KG_EXIT_USAGE;
     }
-    if (cost != NULL)
+    if (wish.cost != NULL)
         line.sets[line.n_sets++] = "engine.cost=measured";
     line.quiet = 1; /* warnings are part of the report */
     rc = kg_cmd_config(&line, &config);
@@ -91,7 +124,7 @@ int kg_cmd_check(int argc, char **argv)
         (void)fwrite(kg_buf_cstr(&values), 1, values.len, stdout);
         kg_buf_fini(&values);
     }
-    rc = report(config, line.json, cost);
+    rc = report(config, line.json, &wish);
     kg_config_destroy(config);
     return rc;
 }

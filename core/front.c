@@ -69,7 +69,7 @@ void kg_front_print(const struct kg_front *f)
 
     (void)fprintf(stderr, "kedge %s serves %s\n", KG_VERSION, f->model_name);
     kg_buf_init(&b, 0);
-    if (kg_check_gather(&check, f->config, f->stack, &err) == KG_OK)
+    if (kg_check_gather(&check, f->config, f->stack, 0, 1, &err) == KG_OK)
         kg_check_text(&check, &b);
     else
         (void)kg_buf_printf(&b, "warning: %s\n", err.text);

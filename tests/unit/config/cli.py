@@ -215,6 +215,78 @@ def check_of_a_static_split_says_what_its_padding_costs():
     assert padded or m["page_tokens"] != 64, out
 
 
+K3 = ("-c", os.path.join(ROOT, "scripts", "conf", "sim-k3.ini"), "--set", "engine.max_seqs=2")
+
+
+def sizing(length, *args):
+    r = run("check", *K3, "--json", "--mean-length", str(length), *args)
+    assert r.returncode == 0, r.stderr
+    return json.loads(r.stdout)
+
+
+def sets(keys):
+    return tuple(x for k, v in keys.items() for x in ("--set", "%s=%s" % (k, v)))
+
+
+UNIFORM = {"plugins.pool": "split", "pool-split.style": "uniform"}
+
+
+@case
+def check_reproduces_the_published_capacities_of_uniform_blocks():
+    # Of a published server whose blocks hold 1536 tokens of 24 layers or 23 layers of a state, each
+    # request with two states: 1.933M tokens in 25.12 GiB, and with the cache dealt to eight ranks
+    # 19.752M in 34.28 GiB. https://github.com/vllm-project/vllm/pull/50055
+    for gib, split, pages, published, known in ((25.12, 1, 683, 1.933e6, 1932789),
+                                                (34.28, 8, 86, 19.752e6, 19751981)):
+        out = sizing(1048576, "--states", "2", *sets({
+            **UNIFORM, "pool-split.state_blocks": 3, "exec-sim.token_bytes": 13824 // split,
+            "memory.page_tokens": 1536 * split, "memory.bytes": int(gib * 2**30)}))
+        m, s = out["memory"], out["sizing"]
+        block = 20.25 * 2**20
+        equal((m["page_unit_bytes"], m["state_unit_bytes"]), (block, 3 * block))
+        equal(m["max_pages"], int(gib * 2**30 / block))
+        equal(s["pages"], pages)
+        equal(s["capacity_tokens"], known)
+        assert abs(s["capacity_tokens"] / published - 1) < 0.0005, s
+        equal(s["requests"], int(s["load"]))
+
+
+@case
+def check_says_the_table_of_the_docs():
+    with open(os.path.join(ROOT, "core", "docs", "pools.md"), encoding="utf-8") as f:
+        rows = re.findall(r"^\| ([\d,]+) \|((?: \d+ \|){6})$", f.read(), re.M)
+    equal(len(rows), 5)
+    arms = [{"plugins.pool": "split", "pool-split.ratio": r} for r in (0.2, 0.9, 4)]
+    arms += [{**UNIFORM, "pool-split.state_blocks": b} for b in (3, 0)] + [{}]
+    sizes = {"exec-sim.token_bytes": 13824, "memory.bytes": 25 << 30,
+             "exec-sim.page_tokens_align": 64}
+    for length, cells in rows:
+        got = [sizing(int(length.replace(",", "")), *sets({**sizes, **arm}))["sizing"]["requests"]
+               for arm in arms]
+        equal(got, [int(x) for x in re.findall(r"\d+", cells)])
+
+
+@case
+def a_balanced_ratio_wastes_nothing_and_a_bad_one_is_named():
+    for length in (2000, 30000, 60000):
+        s = sizing(length)["sizing"]
+        equal(s["requests"], (60 << 30) // (s["page_bytes"] + s["state_bytes"]))
+        split = {"plugins.pool": "split", "engine.max_seqs": 4}
+        good = sizing(length, *sets({**split, "pool-split.states": s["balanced_states"]}))
+        equal(good["sizing"]["requests"], s["requests"])
+        assert not any("run out" in w for w in good["warnings"]), good["warnings"]
+        by_ratio = sizing(length, *sets({**split, "pool-split.ratio": s["balanced_ratio"]}))
+        assert s["requests"] - by_ratio["sizing"]["requests"] <= 1, by_ratio["sizing"]
+        for factor, starved in ((0.3, "states"), (3, "pages")):
+            bad = sizing(length, *sets({**split, "pool-split.ratio": s["balanced_ratio"] * factor}))
+            assert bad["sizing"]["requests"] < s["requests"], bad["sizing"]
+            warnings = [w for w in bad["warnings"] if "the %s run out" % starved in w]
+            equal(len(warnings), 1)
+            assert "states = %d)" % bad["sizing"]["balanced_states"] in warnings[0], warnings
+    equal(run("check", *K3, "--mean-length", "0").returncode, 2)
+    equal(run("check", *K3, "--states", "x").returncode, 2)
+
+
 @case
 def check_refuses_what_can_never_run_with_the_numbers():
     r = run("check", *NULL, "--set", "memory.bytes=4096", "--set", "engine.max_seqs=64")

@@ -40,7 +40,7 @@ static void what_check_says_fits_is_what_the_engine_takes(void **state)
         struct kg_stack *s;
         struct kg_check k;
         struct kg_error err = {0};
-        if (kg_stack_open(c, &s, &err) != KG_OK || kg_check_gather(&k, c, s, &err) != KG_OK ||
+        if (kg_stack_open(c, &s, &err) != KG_OK || kg_check_gather(&k, c, s, 0, 1, &err) != KG_OK ||
             kg_stack_engine(s, &err) != KG_OK)
             fail_msg("arm %zu: %s", i, err.text);
         assert_int_equal(k.max_tokens, kg_engine_max_tokens(s->engine));
