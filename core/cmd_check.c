@@ -3,6 +3,7 @@
 #include "check.h"
 #include "cmd.h"
 #include "engine/cost.h"
+#include "text/tokenizer.h"
 
 #include <errno.h>
 #include <string.h>
@@ -34,18 +35,38 @@ static int write_cost(struct kg_stack *stack, const char *path, struct kg_error 
     return KG_OK;
 }
 
+/* Reads the vocabulary as kedge serve will. KG_OK also when the folder has none: simulations need
+ * none; then *missing says so. */
+static int try_vocabulary(const char *path, struct kg_error *missing, struct kg_error *err)
+{
+    struct kg_tok *tok = NULL;
+    int rc = path[0] != '\0' ? kg_tok_open(path, &tok, err) : KG_OK;
+
+    kg_tok_close(tok);
+    if (rc == KG_ENOENT) {
+        *missing = *err;
+        return KG_OK;
+    }
+    return rc;
+}
+
 static int report(struct kg_config *config, int json, const struct wish *wish)
 {
-    struct kg_error err = {0};
+    struct kg_error err = {0}, missing = {0};
     struct kg_stack *stack;
     struct kg_check check;
     struct kg_buf out;
 
-    int rc = kg_stack_open(config, &stack, &err);
+    int rc = try_vocabulary(kg_config_conf(config)->model_path, &missing, &err);
+    if (rc == KG_OK)
+        rc = kg_stack_open(config, &stack, &err);
     if (rc != KG_OK)
         return kg_cmd_fail(&err);
     rc = kg_check_gather(&check, config, stack, (uint32_t)wish->length, (uint32_t)wish->states,
                          &err);
+    if (rc == KG_OK && missing.rc != KG_OK)
+        (void)kg_buf_printf(&check.warnings, "no vocabulary, kedge serve will refuse: %s\n",
+                            missing.text);
     if (rc == KG_OK && wish->cost != NULL)
         rc = write_cost(stack, wish->cost, &err);
     if (rc == KG_OK) {

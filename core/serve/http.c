@@ -9,6 +9,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -19,6 +20,7 @@
 #define BUSY_INPUT_BYTES 65536
 #define LINGER_BYTES (1u << 20)
 #define NOTSENT_BYTES 65536
+#define LOOK_MS 200 /* between two looks whether a peer is there that we do not read from */
 
 static size_t unsent_of(const struct kg_http_req *c)
 {
@@ -100,6 +102,8 @@ void kg_conn_close(struct kg_http_req *c, bool tell)
 void kg_conn_answered(struct kg_http_req *c)
 {
     bool keep = c->keep_alive && !c->http->draining;
+
+    (void)bufferevent_enable(c->bev, EV_READ); /* unless its input was held, it is */
 
     if (c->state == CONN_BUSY)
         c->http->n_requests--;
@@ -274,6 +278,31 @@ static void read_body(struct kg_http_req *c, struct evbuffer *in)
     h->ops->request(h->ctx, c);
 }
 
+static size_t input_bytes(const struct kg_http_req *c)
+{
+    uint64_t head = c->http->conf->head_bytes;
+
+    return head > BUSY_INPUT_BYTES ? (size_t)head : BUSY_INPUT_BYTES;
+}
+
+/* At the watermark a bufferevent stops reading, but calls its reader again and again. True when
+ * that was so: then it is told to stop altogether, until reading is enabled again. */
+static bool hold_input(struct kg_http_req *c, struct evbuffer *in)
+{
+    if (evbuffer_get_length(in) < input_bytes(c))
+        return false;
+    (void)bufferevent_disable(c->bev, EV_READ);
+    return true;
+}
+
+/* Whether the peer closed or reset, whatever lies unread before that. */
+static bool has_left(const struct kg_http_req *c)
+{
+    struct pollfd p = {.fd = bufferevent_getfd(c->bev), .events = POLLRDHUP};
+
+    return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
 static void on_read(struct bufferevent *bev, void *arg)
 {
     struct kg_http_req *c = arg;
@@ -287,8 +316,10 @@ static void on_read(struct bufferevent *bev, void *arg)
         case CONN_IDLE:
             /* Who does not read answers gets no further ones; kg_conn_on_written goes on. */
             c->above_soft = unsent_of(c) > c->http->conf->out_soft_bytes;
-            if (c->above_soft)
+            if (c->above_soft) {
+                hold_input(c, in);
                 break;
+            }
             more = read_head(c, in) && c->state == CONN_BODY;
             break;
         case CONN_HEAD:
@@ -298,7 +329,11 @@ static void on_read(struct bufferevent *bev, void *arg)
             read_body(c, in);
             break;
         case CONN_BUSY:
-            break; /* kept until the answer is complete; the watermark bounds it */
+            /* Kept until the answer is complete. When reading stops, so does the only way to hear
+             * that the peer left. */
+            if (hold_input(c, in))
+                kg_conn_enter(c, CONN_BUSY, LOOK_MS);
+            break;
         case CONN_FLUSH:
         case CONN_LINGER:
             c->scanned += evbuffer_get_length(in);
@@ -344,6 +379,8 @@ static void on_deadline(evutil_socket_t fd, short what, void *arg)
         kg_conn_enter(c, CONN_IDLE, c->http->conf->idle_ms); /* still reading the last answer */
     else if (c->state == CONN_HEAD || c->state == CONN_BODY)
         kg_conn_refuse(c, 408, "timeout", "the request did not arrive in time");
+    else if (c->state == CONN_BUSY && !has_left(c))
+        kg_conn_enter(c, CONN_BUSY, LOOK_MS);
     else
         kg_conn_close(c, true);
     c->in_callback = false;
@@ -430,9 +467,7 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
     }
     bufferevent_setcb(c->bev, on_read, on_write, on_event, c);
     bufferevent_setwatermark(c->bev, EV_WRITE, h->conf->out_soft_bytes / 2, 0);
-    bufferevent_setwatermark(c->bev, EV_READ, 0,
-                             h->conf->head_bytes > BUSY_INPUT_BYTES ? h->conf->head_bytes
-                                                                    : BUSY_INPUT_BYTES);
+    bufferevent_setwatermark(c->bev, EV_READ, 0, input_bytes(c));
     bufferevent_set_timeouts(c->bev, NULL, &write_tv);
     kg_conn_enter(c, CONN_IDLE, h->conf->idle_ms);
     (void)bufferevent_enable(c->bev, EV_READ | EV_WRITE);
@@ -584,7 +619,7 @@ bool kg_http_cut_largest(struct kg_http *h, uint64_t bytes)
             largest = c;
         }
     }
-    if (largest != NULL)
+    if (largest != NULL && !kg_conn_take_back(largest))
         kg_conn_close(largest, true);
     return largest != NULL;
 }

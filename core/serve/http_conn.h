@@ -44,6 +44,7 @@ struct kg_http_req {
     int status;
     bool streaming, keep_alive, chunked_out, above_soft;
     uint64_t sent_bytes;
+    uint64_t answer_bytes; /* of the last answer, if nothing was unsent when it began; else 0 */
 };
 
 struct kg_http {
@@ -68,6 +69,8 @@ void kg_conn_answered(struct kg_http_req *c);
 void kg_conn_enter(struct kg_http_req *c, enum conn_state state, uint32_t ms);
 /* Refuses what was read so far with an error answer and closes afterwards. */
 void kg_conn_refuse(struct kg_http_req *c, int status, const char *code, const char *text);
+/* If not a byte of the last answer has left: an error takes its place and the connection ends. */
+bool kg_conn_take_back(struct kg_http_req *c);
 /* The output fell below its low mark (bufferevent write callback). */
 void kg_conn_on_written(struct kg_http_req *c);
 

@@ -50,6 +50,8 @@ static bool is_head(const struct kg_http_req *c)
 static void put(struct kg_http_req *c, const void *p, size_t n)
 {
     c->sent_bytes += n;
+    if (c->answer_bytes > 0)
+        c->answer_bytes += n;
     if (bufferevent_write(c->bev, p, n) != 0)
         c->keep_alive = false; /* out of memory: the length would be wrong */
 }
@@ -62,6 +64,7 @@ static void put_head(struct kg_http_req *c, int status, const char *type, const 
 
     kg_buf_init(&b, 0);
     c->status = status;
+    c->answer_bytes = 0;
     if (c->http->draining)
         c->keep_alive = false;
     if (length < 0 && !c->chunked_out)
@@ -80,10 +83,13 @@ static void put_head(struct kg_http_req *c, int status, const char *type, const 
     if (extra != NULL)
         kg_buf_puts(&b, extra);
     kg_buf_puts(&b, "\r\n");
+    bool first = evbuffer_get_length(bufferevent_get_output(c->bev)) == 0;
     if (b.rc == KG_OK)
         put(c, b.data, b.len);
     else
         c->keep_alive = false;
+    if (first && b.rc == KG_OK)
+        c->answer_bytes = b.len;
     kg_buf_fini(&b);
 }
 
@@ -158,6 +164,30 @@ void kg_http_stream_end(struct kg_http_req *c)
     kg_conn_answered(c);
 }
 
+bool kg_conn_take_back(struct kg_http_req *c)
+{
+    struct evbuffer *out = bufferevent_get_output(c->bev);
+    struct kg_http_owner owner = c->owner;
+    size_t n = evbuffer_get_length(out);
+
+    if (c->answer_bytes == 0 || c->answer_bytes != n || c->dead)
+        return false;
+    /* A bufferevent guards the front of its output against everybody but itself. */
+    (void)evbuffer_unfreeze(out, 1);
+    int rc = evbuffer_drain(out, n);
+    (void)evbuffer_freeze(out, 1);
+    if (rc != 0)
+        return false;
+    c->sent_bytes = 0;
+    c->owner = (struct kg_http_owner){NULL, NULL, NULL};
+    if (c->state == CONN_BUSY && owner.gone != NULL)
+        owner.gone(owner.self);
+    kg_conn_refuse(c, 503, "overloaded",
+                   "all answers together are above [server] replies_bytes and this one is the "
+                   "largest");
+    return true;
+}
+
 void kg_http_cut(struct kg_http_req *c)
 {
     kg_conn_close(c, false);
@@ -180,8 +210,10 @@ void kg_conn_on_written(struct kg_http_req *c)
     if (!c->above_soft || unsent > c->http->conf->out_soft_bytes / 2)
         return;
     c->above_soft = false;
-    if (c->state == CONN_BUSY && c->owner.drained != NULL)
+    if (c->state == CONN_BUSY && c->owner.drained != NULL) {
         c->owner.drained(c->owner.self);
-    else if (c->state == CONN_IDLE)
+    } else if (c->state == CONN_IDLE) {
+        (void)bufferevent_enable(c->bev, EV_READ);
         bufferevent_trigger(c->bev, EV_READ, BEV_TRIG_IGNORE_WATERMARKS | BEV_OPT_DEFER_CALLBACKS);
+    }
 }

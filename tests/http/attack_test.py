@@ -12,6 +12,7 @@ import re
 import select
 import socket
 import struct
+import tempfile
 import threading
 import time
 
@@ -625,6 +626,38 @@ def test_the_largest_answer_goes_when_all_together_are_too_large():
             with contextlib.suppress(OSError):
                 s.recv(16)  # a piece of the answer, or the end: it was the largest
             leave(s, "kill")
+
+
+def test_an_answer_that_has_to_go_before_it_left_becomes_an_error():
+    hog = post({"prompt": [1] * 400, "max_tokens": 0, "echo": True, "logprobs": 20})
+    with attack():
+        for _ in range(6):
+            socks = [server.connect() for _ in range(8)]
+            for s in socks:
+                s.sendall(hog)
+            for s in socks:
+                first = s.recv(16)
+                assert first[:13] in (b"HTTP/1.1 200 ", b"HTTP/1.1 503 "), first
+            for s in socks:
+                leave(s, "kill")
+
+
+def test_a_client_that_filled_its_pipe_and_left_is_noticed_before_its_answer():
+    """The request waits for a policy that never lets it in; nothing else would end it."""
+    with tempfile.TemporaryDirectory(prefix="kedge-attack-") as folder:
+        script = os.path.join(folder, "rules.lua")
+        with open(script, "w") as f:
+            f.write("function admit() return 'defer' end\n")
+        with kedge.Server({"lua": {"script": script}}) as held:
+            live = lambda: held.metric("kedge:sequences_live")
+            for how in ("close", "kill", "half"):
+                for extra in (66000, 100000):
+                    s = held.connect()
+                    s.sendall(post({"prompt": [5], "max_tokens": 5}))
+                    held.wait_for(live, 1)
+                    s.sendall(b"GET /version HTTP/1.1\r\nX: " + b"x" * extra)
+                    leave(s, how)
+                    held.wait_for(live, 0)
 
 
 def test_long_single_words_do_not_hold_up_others():

@@ -136,6 +136,25 @@ def test_checkpoints_with_lies_are_refused():
                 lie(config(**{key: value}))
 
 
+def test_check_reads_the_vocabulary_as_the_server_will():
+    with tempfile.TemporaryDirectory() as d:
+        for name in os.listdir(kedge.MODEL):
+            shutil.copy(os.path.join(kedge.MODEL, name), d)
+        path = os.path.join(d, "tiktoken.model")
+        with open(path, "rb") as f:
+            lines = f.read().split(b"\n")
+        conf = ini(kedge.CPU, {"model": {"path": d}})
+        for at, line in ((6, b"!!! 5"), (99, lines[97]), (3000, b"one two three")):
+            with open(path, "wb") as f:
+                f.write(b"\n".join(lines[:at - 1] + [line] + lines[at:]))
+            for command in ("check", "serve"):
+                refused(run(command, conf=conf), "tiktoken.model:%d: " % at)
+        os.remove(path)
+        p = run("check", conf=ini({"model": {"path": d}}))
+        assert p.returncode == 0 and b"no vocabulary, kedge serve will refuse" in p.stdout, p
+        refused(run("serve", conf=ini({"model": {"path": d}})), "tiktoken.model")
+
+
 def test_what_the_machine_refuses_is_said():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
