@@ -171,11 +171,11 @@ void kg_adm_give(struct kg_engine *e, uint32_t kind, const uint32_t *ids, uint32
  * Under one budget for both kinds, bytes that change from one kind to the other are paid for in
  * moves: a state's room in the pages' part is some thirty pages that lie scattered. So a kind is
  * asked for its own room first where that loses nothing worth having: pages that nobody could
- * resume behind go before anything is moved for new pages (sweep_for), and until a 32nd of all
+ * resume behind go before anything is moved for new pages (sweep_for), and until a 256th of all
  * pages are such, a state takes the place of the least state, which the next pages would have cost
  * anyway.
  */
-#define DEAD_SHARE 32
+#define DEAD_SHARE 256
 
 static void sweep_for(struct kg_engine *e, uint32_t n)
 {
