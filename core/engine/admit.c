@@ -403,8 +403,10 @@ enum kg_admit kg_adm_ask(void *ctx, uint32_t index, uint32_t *computed)
         return KG_ADMIT_NEVER;
     }
     if (rc != KG_OK) {
+        r->short_of = 1 + ask.kind;
         return KG_ADMIT_LATER;
     }
+    r->short_of = 0;
     kg_req_admit(e, r, ask.grant, ask.n_pages, ask.unit);
     *computed = r->loading != KG_LOAD_NONE ? r->reuse.tokens : r->past;
     return KG_ADMIT_YES;

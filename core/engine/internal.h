@@ -81,6 +81,7 @@ struct kg_req {
     uint32_t nan;          /* its units must be poisoned when they go back */
     uint32_t finish_at;    /* kg_engine_finish: tokens + 1, 0 for none */
     uint32_t lifetime;     /* enum kg_lifetime of the first admission */
+    uint32_t short_of;     /* waiting: 1 + the kind it was short of when last asked for, or 0 */
     uint32_t held;         /* waiting, and the policy put it off */
     uint32_t put_off;      /* the policy's last answer was to put it off */
     uint64_t asked;        /* n_changes when the policy was asked, 0: ask */

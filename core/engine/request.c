@@ -348,8 +348,10 @@ int kg_req_timeouts(struct kg_engine *e, uint64_t now_ns)
         }
         if (r->admission == 0) { /* a preempted request has begun its answer: it stays */
             char text[100];
-            (void)snprintf(text, sizeof(text), "waited %u ms for memory without being admitted",
-                           e->conf.queue_timeout_ms);
+            (void)snprintf(
+                text, sizeof(text), "waited %u ms for memory without being admitted%s%s%s",
+                e->conf.queue_timeout_ms, r->short_of > 0 ? ": short of " : "",
+                r->short_of > 0 ? kg_kind_name(r->short_of - 1) : "", r->short_of > 0 ? "s" : "");
             kg_req_end(e, r, KG_FINISH_TIMEOUT, KG_ETIMEOUT, text);
             n++;
         }

@@ -448,7 +448,7 @@ static void explain_done(const struct kg_event *ev, struct kg_api_error *err)
     switch (ev->finish) {
     case KG_FINISH_TIMEOUT:
         (void)kg_api_fail(err, 503, "queue_timeout", "",
-                          "the request waited longer than [admission] queue_timeout_ms");
+                          "[admission] queue_timeout_ms: the request %s", ev->text);
         break;
     case KG_FINISH_REFUSED:
         if (ev->rc == KG_ELIMIT) {

@@ -6,8 +6,9 @@
  *
  * The same through a tier: what was evicted came back from host memory, a unit a step or at once.
  *
- * KEDGE_FULL=1: all pairs of length and depth up to three pages and two tokens, and 2,000 random
- * ones per way; else a sample.
+ * KEDGE_FULL=1: all pairs of length and depth up to three pages and two tokens; for every policy in
+ * every pool and style at pages of 16 and 64 tokens each length at the depths 0, 1, around a page
+ * and L-1, and 2,000 random pairs; else a sample. KEDGE_COMBINATION=N: the Nth of these only.
  */
 #include "base/rng.h"
 #include "config.h"
@@ -25,7 +26,7 @@
 
 #define TOKENS 2048u
 #define N_OUTPUT 3u
-#define MAX_PAIRS 2600u
+#define MAX_PAIRS 5000u
 
 /* A prompt of `n` tokens that follows the cached one for `depth` tokens. */
 struct pair {
@@ -40,6 +41,7 @@ struct way {
     uint32_t batch, relocate, preempt, cancel_one_in;
     uint32_t n_sample, n_full; /* random pairs; 0 and 0: the sweep */
     uint32_t n_texts;          /* prompts begin with one of so many texts, 0: one */
+    uint32_t edges;            /* 1: first every length at the depths that matter */
 };
 
 struct world {
@@ -100,6 +102,23 @@ static void fill_random(uint32_t page, uint32_t n)
         p.depth = choice < 8 ? edge[choice] : (uint32_t)kg_rng_below(&w.rng, p.n);
         p.depth = p.depth < p.n ? p.depth : p.n - 1;
         w.pairs[w.n_pairs++] = p;
+    }
+}
+
+/* Every length up to three pages and two tokens, at depths 0, 1, around a page, and one short. */
+static void fill_edges(uint32_t page)
+{
+    uint32_t most = 3 * page + 2 < 1200 ? 3 * page + 2 : 1200;
+
+    for (uint32_t n = 1; n <= most; n++) {
+        const uint32_t edge[] = {0, 1, page - 1, page, page + 1, n - 1};
+        for (uint32_t k = 0; k < 6; k++) {
+            uint32_t known = edge[k] >= n;
+            for (uint32_t j = 0; j < k; j++)
+                known |= edge[j] == edge[k];
+            if (!known && w.n_pairs < MAX_PAIRS)
+                w.pairs[w.n_pairs++] = (struct pair){.n = n, .depth = edge[k]};
+        }
     }
 }
 
@@ -274,8 +293,11 @@ static void run_way(const struct way *way)
         fill_texts(way->page, full ? 2000 : 60);
     else if (n == 0)
         fill_sweep(way->page);
-    else
+    if (way->edges)
+        fill_edges(way->page);
+    if (n > 0)
         fill_random(way->page, n);
+    assert_true(w.n_pairs < MAX_PAIRS);
     w.bits = calloc((size_t)w.n_pairs * TOKENS, sizeof(*w.bits));
     assert_non_null(w.bits);
     w.test = (struct kg_engine_test){.logits = 1, .on_result = see_result};
@@ -336,27 +358,83 @@ static void warm_equals_cold_whatever_happens_between(void **state)
     static const struct way ways[] = {
         {"unified, auto",
          "plugins.pool=unified memory.page_tokens=16 prefix.interval=16 memory.bytes=5m", 16, 6, 2,
-         9, 5, 40, 2000, 0},
+         9, 5, 40, 2000, 0, 0},
         {"unified, branch, page 64",
          "plugins.pool=unified memory.page_tokens=64 prefix.checkpoint=branch memory.bytes=3800k",
-         64, 6, 2, 9, 5, 40, 2000, 0},
+         64, 6, 2, 9, 5, 40, 2000, 0, 0},
         {"split by ratio, boundary",
          "plugins.pool=split pool-split.style=ratio pool-split.states=12 memory.page_tokens=16 "
          "prefix.checkpoint=boundary memory.bytes=4200k",
-         16, 6, 2, 9, 5, 40, 2000, 0},
+         16, 6, 2, 9, 5, 40, 2000, 0, 0},
         {"split by ratio, interval 64, page 64",
          "plugins.pool=split pool-split.style=ratio pool-split.states=12 memory.page_tokens=64 "
          "prefix.checkpoint=interval prefix.interval=64 memory.bytes=5m",
-         64, 6, 2, 9, 5, 40, 2000, 0},
+         64, 6, 2, 9, 5, 40, 2000, 0, 0},
         {"split uniform, auto",
          "plugins.pool=split pool-split.style=uniform memory.page_tokens=16 prefix.interval=16 "
          "memory.bytes=6m",
-         88, 6, 2, 9, 5, 30, 2000, 0},
+         88, 6, 2, 9, 5, 30, 2000, 0, 0},
     };
 
     (void)state;
     for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
         run_way(&ways[i]);
+}
+
+/* Tokens of a page the pool makes of `sets`. */
+static uint32_t page_of(const char *sets)
+{
+    static const struct way none = {.name = "page"};
+
+    w = (struct world){.way = &none};
+    open_engine(sets);
+    uint32_t page = kg_engine_layout(w.engine)->page_tokens;
+    close_engine();
+    return page;
+}
+
+/* Every policy, in every pool and style, at both sizes of a page. The quick run takes one of them.
+ */
+static void warm_equals_cold_in_every_combination(void **state)
+{
+    static const char *const policies[] = {"auto", "interval prefix.interval=32", "boundary",
+                                           "branch"};
+    static const struct {
+        const char *name, *sets, *bytes[2]; /* memory at pages of 16 and 64 */
+    } pools[] = {
+        {"unified", "plugins.pool=unified", {"5m", "3800k"}},
+        {"ratio",
+         "plugins.pool=split pool-split.style=ratio pool-split.states=12",
+         {"4200k", "5m"}},
+        {"uniform", "plugins.pool=split pool-split.style=uniform", {"6m", "6m"}},
+    };
+    const char *one = getenv("KEDGE_COMBINATION");
+    uint32_t only = one != NULL ? (uint32_t)atoi(one) : xrig_is_full() ? UINT32_MAX : 7;
+    char sets[400], name[100];
+
+    (void)state;
+    for (uint32_t i = 0; i < 24; i++) {
+        uint32_t policy = i % 4, pool = i / 4 % 3, page = i / 12;
+        if (only != UINT32_MAX && only != i)
+            continue;
+        (void)snprintf(name, sizeof(name), "%u: %s, %s, page %u", i, pools[pool].name,
+                       policies[policy], page ? 64 : 16);
+        (void)snprintf(sets, sizeof(sets),
+                       "%s memory.page_tokens=%u prefix.checkpoint=%s "
+                       "memory.bytes=%s",
+                       pools[pool].sets, page ? 64 : 16, policies[policy], pools[pool].bytes[page]);
+        const struct way way = {.name = name,
+                                .sets = sets,
+                                .page = page_of(sets),
+                                .batch = 6,
+                                .relocate = 2,
+                                .preempt = 9,
+                                .cancel_one_in = 5,
+                                .n_sample = 30,
+                                .n_full = 2000,
+                                .edges = xrig_is_full()};
+        run_way(&way);
+    }
 }
 
 /* Memory for less than a text or two, and a tier for all: all there was to find is found. */
@@ -390,20 +468,20 @@ static void warm_equals_cold_through_a_tier(void **state)
         {"tier, unified, auto",
          "plugins.tier=mem plugins.pool=unified memory.page_tokens=16 prefix.interval=16 "
          "memory.bytes=3500k",
-         16, 6, 2, 9, 5, 70, 2000, 6},
+         16, 6, 2, 9, 5, 70, 2000, 6, 0},
         {"tier, unified, a unit a step, page 64",
          "plugins.tier=mem prefix.tier_step_bytes=0 plugins.pool=unified memory.page_tokens=64 "
          "prefix.checkpoint=branch memory.bytes=3400k",
-         64, 6, 2, 9, 5, 70, 2000, 6},
+         64, 6, 2, 9, 5, 70, 2000, 6, 0},
         {"tier, split by ratio, boundary",
          "plugins.tier=mem tier-mem.bytes=20m plugins.pool=split pool-split.style=ratio "
          "pool-split.states=9 memory.page_tokens=16 prefix.checkpoint=boundary "
          "memory.bytes=3200k",
-         16, 6, 2, 9, 5, 70, 2000, 6},
+         16, 6, 2, 9, 5, 70, 2000, 6, 0},
         {"tier, split uniform, auto",
          "plugins.tier=mem plugins.pool=split pool-split.style=uniform memory.page_tokens=16 "
          "prefix.interval=16 memory.bytes=5m",
-         88, 6, 2, 9, 5, 60, 2000, 5},
+         88, 6, 2, 9, 5, 60, 2000, 5, 0},
     };
 
     (void)state;
@@ -420,6 +498,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(warm_equals_cold_at_every_depth),
         cmocka_unit_test(warm_equals_cold_whatever_happens_between),
+        cmocka_unit_test(warm_equals_cold_in_every_combination),
     };
 
     if (argc > 1 && strcmp(argv[1], "tier") == 0)

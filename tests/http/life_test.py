@@ -127,6 +127,27 @@ def test_a_request_that_waits_too_long_gets_503():
         first.kill()
 
 
+def test_s21_under_a_split_the_answer_names_the_kind_that_was_short():
+    """Two requests of most pages each: states are plenty, but under a split they pay for none."""
+    conf = {"engine": {"max_seqs": 2}, "admission": {"queue_timeout_ms": 30, "lifetime": "max"},
+            "memory": {"bytes": 200000}, "pool-split": {"style": "ratio", "ratio": "0.5"},
+            "exec-null": {"max_context": 100000}}
+    for pool in ("split", "unified"):
+        with kedge.Server(SLOW, conf, {"plugins": {"pool": pool}}) as server:
+            refusal = server.call(COMPLETIONS, {"prompt": [1], "max_tokens": 99000})[2]
+            room = int(re.search(r"at most (\d+) fit", refusal["error"]["message"]).group(1))
+            most = {"prompt": [1], "max_tokens": room * 3 // 4, "ignore_eos": True}
+            first = server.stream(COMPLETIONS, most)
+            next(iter(first))
+            status, headers, a = server.call(COMPLETIONS, most)
+            assert status == 503 and headers["Retry-After"], a
+            assert a["error"]["code"] == "queue_timeout"
+            assert a["error"]["message"].endswith("short of pages"), a
+            assert server.metric("kedge:admission_short_total", kind="page") > 0
+            assert server.metric("kedge:admission_short_total", kind="state") == 0
+            first.kill()
+
+
 def test_a_slow_reader_is_paused_and_goes_on_when_it_reads():
     conf = {"server": {"out_soft_bytes": "8k", "out_hard_bytes": "64m", "write_ms": 60000},
             "exec-null": {"max_context": 65536, "base_ns": 5000}}

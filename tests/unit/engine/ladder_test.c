@@ -186,6 +186,8 @@ static void a_request_that_waited_too_long_ends_with_timeout(void **state)
     assert_int_equal(r.outs[1].end.finish, KG_FINISH_LENGTH);
     assert_int_equal(r.outs[2].end.finish, KG_FINISH_TIMEOUT);
     assert_int_equal(r.outs[2].end.rc, KG_ETIMEOUT);
+    assert_string_equal(r.outs[2].end.text,
+                        "waited 50 ms for memory without being admitted: short of pages");
     assert_true(r.outs[2].end.done_ns - sent >= 50 * MS);
     assert_true(r.outs[2].end.done_ns - sent <= 52 * MS);
     rig_assert_empty(&r);
