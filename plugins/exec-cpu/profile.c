@@ -108,7 +108,8 @@ static void fill(struct bench *b, const struct kg_exec *e, uint32_t n_seqs, uint
                                   .n_logits = rows};
 }
 
-/* One step: the pass, a greedy pick from every row, and the commit of windows. */
+/* One step: the pass, a greedy pick from every row, the commit of windows and the records of the
+ * drafter. */
 static uint64_t run(struct kg_exec *e, const struct bench *b)
 {
     static const struct kg_sampling greedy = {.top_p = 1.0f};
@@ -129,6 +130,9 @@ static uint64_t run(struct kg_exec *e, const struct bench *b)
     cpu_draw_all(e, b->pass.n_rows);
     if (b->seqs[0].verify)
         kg_model_commit(e->model, &b->pass, b->commit);
+    if (e->draft.drafter != NULL)
+        kg_drafter_inject(e->draft.drafter, &b->units, kg_model_features(e->model), b->seqs,
+                          b->commit, b->pass.n_seqs);
     return cpu_now_ns() - start;
 }
 
