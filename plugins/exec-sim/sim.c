@@ -8,8 +8,8 @@ static const struct kg_opt options[] = {
     {"clock", KG_OPT_ENUM, 0, offsetof(struct sim_conf, clock), "virtual", 0, 0, "virtual|real",
      "Whether a step takes its cost in virtual time (at once) or in real time (for serve)."},
     {"cost", KG_OPT_STR, KG_OPT_PATH, offsetof(struct sim_conf, cost), "", 0, 0, NULL,
-     "File with the table of step times. Relative to the folder of the INI file. Either this or "
-     "tables."},
+     "File with the table of step times, or a surface that kedge check --write-cost wrote of "
+     "another backend. Relative to the folder of the INI file. Either this or tables."},
     {"tables", KG_OPT_STR, KG_OPT_PATH, offsetof(struct sim_conf, tables), "", 0, 0, NULL,
      "File with measured kernel times of a system, from which steps are composed."},
     {"stack", KG_OPT_STR, KG_OPT_PATH, offsetof(struct sim_conf, stack), "", 0, 0, NULL,

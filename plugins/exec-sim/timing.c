@@ -48,6 +48,10 @@ int sim_timing_open(struct sim_timing *t, const struct sim_timing_conf *c, struc
     if (c->tables[0] != '\0') {
         return open_model(t, c, err);
     }
+    if (sim_surface_is(c->cost)) {
+        (void)snprintf(t->name, sizeof(t->name), "surface of another backend");
+        return sim_surface_read(c->cost, &t->surface, err);
+    }
     int rc = sim_cost_read(c->cost, &t->cost, err);
     if (rc == KG_OK && c->max_rows > t->cost.rows[t->cost.n - 1]) {
         return kg_fail(err, KG_ECONFIG,
@@ -68,8 +72,28 @@ void sim_timing_close(struct sim_timing *t)
     memset(t, 0, sizeof(*t));
 }
 
+static uint64_t from_surface(const struct sim_timing *t, const struct sim_load *w, double *parts)
+{
+    double ns = sim_surface_ns(&t->surface, w);
+
+    if (parts != NULL) {
+        const struct sim_load drafts = {.context = w->context, .drafts = w->drafts};
+        double decoding = t->surface.token_ns * w->context;
+        double prompts = t->surface.prompt_token_ns * w->pairs;
+        double drafting = sim_surface_ns(&t->surface, &drafts);
+        parts[1] += decoding;
+        parts[2] += prompts;
+        parts[5] += drafting;
+        parts[0] += ns - decoding - prompts - drafting;
+    }
+    return (uint64_t)(ns + 0.5);
+}
+
 static uint64_t from_table(const struct sim_timing *t, const struct sim_load *w, double *parts)
 {
+    if (t->surface.n_seqs > 0) {
+        return from_surface(t, w, parts);
+    }
     double bytes = w->moved_bytes / 1048576;
     struct sim_work work = {.rows = (uint64_t)(w->rows + w->prompt_rows),
                             .decode_context = w->context,

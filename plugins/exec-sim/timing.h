@@ -1,5 +1,6 @@
 /*
- * What a step takes: from a cost table (cost.h) or from measured kernels (model.h). Keeps what the
+ * What a step takes: from a cost table (cost.h), another backend's surface (surface.h) or measured
+ * kernels (model.h). Keeps what the
  * steps of a run were made of, for [exec-sim] explain.
  */
 #ifndef KEDGE_EXEC_SIM_TIMING_H
@@ -7,14 +8,16 @@
 
 #include "cost.h"
 #include "model.h"
+#include "surface.h"
 
 /* Parts of a step that a cost table tells apart. */
 #define SIM_COST_PARTS 6
 
 struct sim_timing {
     struct sim_cost cost;
-    struct sim_model *model; /* NULL: the table decides */
-    char name[160];          /* of the table, or of release, system and layout */
+    struct sim_surface surface; /* n_seqs 0: there is none */
+    struct sim_model *model;    /* NULL: the table or the surface decides */
+    char name[160];             /* of the table, or of release, system and layout */
     uint64_t n_steps, n_prompt_steps, draft_ns;
     uint64_t host_ns; /* copies to and from the host, beside the steps */
     double rows, cost_ns[SIM_COST_PARTS];

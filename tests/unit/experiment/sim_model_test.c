@@ -1,6 +1,7 @@
 /* exec-sim's files and what it makes of them: tables, stacks, acceptance, the parts of a step. */
 #include "../../../plugins/exec-sim/accept.h"
 #include "../../../plugins/exec-sim/model.h"
+#include "../../../plugins/exec-sim/surface.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -364,6 +365,68 @@ static void broken_stacks_and_layouts_are_refused(void **state)
     assert_null(sim_shape_find("gpt"));
 }
 
+/* --- surfaces --- */
+
+static const char surface_text[] = "kedge-surface 1\n"
+                                   "token_ns 2\n"
+                                   "prompt_token_ns 0.5\n"
+                                   "step 1 1 100\nstep 1 2 120\nstep 1 4 160\nstep 1 8 160\n"
+                                   "step 4 1 200\nstep 4 2 200\nstep 4 4 200\nstep 4 8 300\n"
+                                   "chunk 1 90\nchunk 2 110\nchunk 4 150\n"
+                                   "draft_token_ns 1\n"
+                                   "draft 1 2 30\ndraft 1 4 50\n";
+
+static void a_surface_is_met_at_its_points_and_between(void **state)
+{
+    (void)state;
+    static struct sim_surface s;
+    struct kg_error err = {0};
+    write_text(surface_text);
+    assert_true(sim_surface_is(path));
+    assert_int_equal(sim_surface_read(path, &s, &err), KG_OK);
+    const struct {
+        struct sim_load w;
+        double ns;
+    } want[] = {
+        {{.seqs = 1, .rows = 1}, 100},
+        {{.seqs = 4, .rows = 4}, 200},
+        {{.seqs = 2, .rows = 2}, 100 + 100 / 3.0}, /* a third of the way from 1 to 4 */
+        {{.seqs = 1, .rows = 3}, 140},
+        {{.seqs = 4, .rows = 8, .context = 10}, 320},
+        {{.seqs = 7, .rows = 7}, 300}, /* as the last two go on */
+        {{.prompts = 1, .prompt_rows = 3, .pairs = 6}, 130 + 3},
+        {{.seqs = 1, .rows = 1, .prompts = 1, .prompt_rows = 4}, 100 + 60},
+        {{.drafts = 3}, 40},
+    };
+    for (uint32_t i = 0; i < sizeof(want) / sizeof(want[0]); i++) {
+        assert_true(fabs(sim_surface_ns(&s, &want[i].w) - want[i].ns) < 1e-9);
+    }
+}
+
+static void broken_surfaces_are_refused_with_their_line(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *words;
+    } bad[] = {{"kedge-surface 2\n", ":1: wanted"},
+               {"kedge-surface 1\nstep 1 1 5\n", "no chunk"},
+               {"kedge-surface 1\nstep 16 1 5\n", ":2: step 16 1"},
+               {"kedge-surface 1\nstep 1 1 5\nstep 2 1 5\n", ":3: step 2 1"},
+               {"kedge-surface 1\nchunk 2 5\n", ":2: chunk 2"},
+               {"kedge-surface 1\ntoken_ns -1\n", ":2: token_ns"},
+               {"kedge-surface 1\ntoken_ns 1 2\n", "behind it"},
+               {"kedge-surface 1\nwhat 1\n", "no such key"}};
+    for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        static struct sim_surface s;
+        struct kg_error err = {0};
+        write_text(bad[i].text);
+        assert_int_equal(sim_surface_read(path, &s, &err), KG_ECONFIG);
+        if (strstr(err.text, bad[i].words) == NULL) {
+            fail_msg("\"%s\" does not say \"%s\"", err.text, bad[i].words);
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -379,6 +442,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(more_work_takes_more_time),
         cmocka_unit_test(a_release_changes_only_what_it_says),
         cmocka_unit_test(broken_stacks_and_layouts_are_refused),
+        cmocka_unit_test(a_surface_is_met_at_its_points_and_between),
+        cmocka_unit_test(broken_surfaces_are_refused_with_their_line),
     };
     int fd = mkstemp(path);
 

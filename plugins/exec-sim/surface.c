@@ -1,0 +1,214 @@
+#include "surface.h"
+#include "cost.h"
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct reader {
+    const char *path;
+    uint32_t line;
+    struct sim_surface *s;
+    struct kg_error *err;
+};
+
+#define BAD(r, fmt, ...) \
+    kg_fail((r)->err, KG_ECONFIG, "%s:%u: " fmt, (r)->path, (r)->line, __VA_ARGS__)
+
+int sim_surface_is(const char *path)
+{
+    char buf[64] = "";
+    FILE *f = fopen(path, "r");
+
+    if (f != NULL) {
+        (void)(fgets(buf, sizeof(buf), f) != NULL);
+        (void)fclose(f);
+    }
+    return strncmp(buf, "kedge-surface ", 14) == 0;
+}
+
+static int numbers(struct reader *r, const char *key, char *rest, double *v, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const char *w = strsep(&rest, " ");
+        char *end;
+        v[i] = w != NULL ? strtod(w, &end) : 0;
+        if (w == NULL || end == w || *end != '\0' || !(v[i] >= 0 && v[i] <= 1e15)) {
+            return BAD(r, "%s: wanted a number from 0 to 1e15, found \"%.40s\"", key,
+                       w != NULL ? w : "");
+        }
+    }
+    return rest == NULL ? KG_OK : BAD(r, "%s: \"%.40s\" behind it", key, rest);
+}
+
+/* The exponent of a power of two below 2^n, or n. */
+static uint32_t exponent(double v, uint32_t n)
+{
+    uint32_t i = 0;
+
+    while (i < n && ldexp(1, (int)i) != v) {
+        i++;
+    }
+    return i;
+}
+
+static int read_step(struct reader *r, const double *v)
+{
+    struct sim_surface *s = r->s;
+    uint32_t i = exponent(v[0], 2 * SIM_SURFACE_SEQS), j = exponent(v[1], SIM_SURFACE_ROWS);
+
+    if (i % 2 != 0 || i / 2 >= SIM_SURFACE_SEQS || j >= SIM_SURFACE_ROWS || i / 2 > s->n_seqs ||
+        (i / 2 == s->n_seqs && j != 0)) {
+        return BAD(r, "step %g %g: not the point that comes next", v[0], v[1]);
+    }
+    s->n_seqs = i / 2 + 1;
+    s->n_rows = j + 1 > s->n_rows ? j + 1 : s->n_rows;
+    s->step[i / 2][j] = v[2];
+    return KG_OK;
+}
+
+static int read_key(struct reader *r, const char *key, char *rest)
+{
+    struct sim_surface *s = r->s;
+    double v[3];
+    int rc;
+
+    if (strcmp(key, "token_ns") == 0) {
+        return numbers(r, key, rest, &s->token_ns, 1);
+    }
+    if (strcmp(key, "prompt_token_ns") == 0) {
+        return numbers(r, key, rest, &s->prompt_token_ns, 1);
+    }
+    if (strcmp(key, "draft_token_ns") == 0) {
+        return numbers(r, key, rest, &s->draft_token_ns, 1);
+    }
+    if (strcmp(key, "step") == 0) {
+        rc = numbers(r, key, rest, v, 3);
+        return rc == KG_OK ? read_step(r, v) : rc;
+    }
+    if (strcmp(key, "chunk") == 0) {
+        rc = numbers(r, key, rest, v, 2);
+        if (rc == KG_OK && (s->n_chunk == SIM_SURFACE_ROWS || ldexp(1, (int)s->n_chunk) != v[0])) {
+            return BAD(r, "chunk %g: not the point that comes next", v[0]);
+        }
+        s->chunk[s->n_chunk] = rc == KG_OK ? v[1] : 0;
+        s->n_chunk += rc == KG_OK;
+        return rc;
+    }
+    if (strcmp(key, "draft") == 0) {
+        rc = numbers(r, key, rest, v, 3);
+        double rows = rc == KG_OK ? v[0] * v[1] : 0;
+        if (rc == KG_OK && s->n_draft < 64 &&
+            (s->n_draft == 0 || rows > s->draft_rows[s->n_draft - 1])) {
+            s->draft_rows[s->n_draft] = rows;
+            s->draft[s->n_draft++] = v[2];
+        }
+        return rc;
+    }
+    return BAD(r, "%.40s: no such key", key);
+}
+
+int sim_surface_read(const char *path, struct sim_surface *surface, struct kg_error *err)
+{
+    struct reader r = {.path = path, .s = surface, .err = err};
+    FILE *f = fopen(path, "r");
+    char buf[300];
+    int rc = KG_OK;
+
+    if (f == NULL) {
+        return kg_fail(err, errno == ENOENT ? KG_ENOENT : KG_EIO, "%s: %s", path, strerror(errno));
+    }
+    memset(surface, 0, sizeof(*surface));
+    while (rc == KG_OK && fgets(buf, sizeof(buf), f) != NULL) {
+        r.line++;
+        char *rest = sim_clean(buf);
+        if (rest[0] == '\0' || r.line == 1) {
+            rc = r.line == 1 && strcmp(rest, "kedge-surface 1") != 0
+                     ? BAD(&r, "wanted \"kedge-surface 1\", found \"%.40s\"", rest)
+                     : KG_OK;
+            continue;
+        }
+        const char *key = strsep(&rest, " ");
+        rc = rest != NULL ? read_key(&r, key, rest) : BAD(&r, "%.40s: nothing behind it", key);
+    }
+    if (rc == KG_OK && (surface->n_seqs == 0 || surface->n_chunk == 0)) {
+        rc = BAD(&r, "%s", "no step, or no chunk");
+    }
+    (void)fclose(f);
+    return rc;
+}
+
+/* Between points at 2^j, beyond the last as the last two go on. */
+static double at_power(const double *y, uint32_t n, double x)
+{
+    uint32_t j = 0;
+
+    if (n == 1 || x <= 1) {
+        return n == 1 ? y[0] * (x > 1 ? x : 1) : y[0];
+    }
+    while (j + 2 < n && ldexp(1, (int)j + 1) <= x) {
+        j++;
+    }
+    double a = ldexp(1, (int)j);
+    return y[j] + (y[j + 1] - y[j]) * (x - a) / a;
+}
+
+/* Sequences of `width` rows each at point i of the grid. */
+static double at_width(const struct sim_surface *s, uint32_t i, double width)
+{
+    uint32_t j = 2 * i;
+
+    return j < s->n_rows ? at_power(s->step[i] + j, s->n_rows - j, width)
+                         : s->step[i][s->n_rows - 1] * width;
+}
+
+static double decode_ns(const struct sim_surface *s, double seqs, double rows)
+{
+    uint32_t i = 0;
+    double width = rows / seqs;
+
+    if (s->n_seqs == 1) {
+        return at_width(s, 0, width) * seqs;
+    }
+    while (i + 2 < s->n_seqs && ldexp(1, 2 * (int)i + 2) <= seqs) {
+        i++;
+    }
+    double a = ldexp(1, 2 * (int)i), low = at_width(s, i, width);
+    return low + (at_width(s, i + 1, width) - low) * (seqs - a) / (3 * a);
+}
+
+static double draft_ns(const struct sim_surface *s, double rows)
+{
+    uint32_t i = 0;
+
+    if (s->n_draft == 0 || rows <= 0) {
+        return 0;
+    }
+    if (rows <= s->draft_rows[0] || s->n_draft == 1) {
+        return s->draft[0];
+    }
+    while (i + 2 < s->n_draft && s->draft_rows[i + 1] <= rows) {
+        i++;
+    }
+    double share = (rows - s->draft_rows[i]) / (s->draft_rows[i + 1] - s->draft_rows[i]);
+    return s->draft[i] + share * (s->draft[i + 1] - s->draft[i]);
+}
+
+double sim_surface_ns(const struct sim_surface *s, const struct sim_load *w)
+{
+    double ns = draft_ns(s, w->drafts);
+
+    if (w->drafts > 0) {
+        ns += s->draft_token_ns * w->context;
+    }
+    if (w->seqs > 0 && w->rows > 0) {
+        ns += decode_ns(s, w->seqs, w->rows) + s->token_ns * w->context;
+    }
+    if (w->prompt_rows > 0) {
+        double chunk = at_power(s->chunk, s->n_chunk, w->prompt_rows);
+        ns += w->rows > 0 ? chunk - s->chunk[0] : chunk;
+        ns += s->prompt_token_ns * w->pairs;
+    }
+    return ns;
+}
