@@ -95,6 +95,11 @@ static void warn_memory(struct kg_check *k)
     if (k->layout.page_tokens != e->page_tokens)
         (void)kg_buf_printf(w, "[memory] page_tokens = %u: the pool uses %u\n", e->page_tokens,
                             k->layout.page_tokens);
+    if (e->prefix && k->context <= k->layout.page_tokens)
+        (void)kg_buf_printf(w,
+                            "[prefix] enabled: a request has %u tokens at most and a page %u, so "
+                            "nothing is ever reused; lower [memory] page_tokens\n",
+                            k->context, k->layout.page_tokens);
     warn_padding(k, "page", k->page_bytes, k->layout.unit_bytes[KG_PAGE]);
     warn_padding(k, "state", k->state_bytes, k->layout.unit_bytes[KG_STATE]);
     if (k->bytes.padding > k->bytes.arena / 20)

@@ -340,7 +340,7 @@ static void run_way(const struct way *way)
     free(w.bits);
 }
 
-static void warm_equals_cold_at_every_depth(void **state)
+static void warm_equals_cold_at_every_depth(void **state) /* V1, V3, V10, V13, S9 */
 {
     static const struct way way = {
         .name = "sweep, page 16",
@@ -353,6 +353,7 @@ static void warm_equals_cold_at_every_depth(void **state)
     run_way(&way);
 }
 
+/* V6, V11, V26, V27, V35, S5, S10, S37. */
 static void warm_equals_cold_whatever_happens_between(void **state)
 {
     static const struct way ways[] = {

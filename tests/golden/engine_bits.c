@@ -246,6 +246,7 @@ static void check_ways(const char *math, float temperature)
     }
 }
 
+/* V10, V43. */
 static void exact_sampled_bits_do_not_depend_on_pool_chunk_or_preemption(void **state)
 {
     (void)state;

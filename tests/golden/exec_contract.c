@@ -95,7 +95,7 @@ static void one_refused(struct xrig *x, const struct kg_seq *s, const char *text
     refuses(x, s, 1, s->n_rows, text);
 }
 
-static void a_sequence_that_breaks_the_contract_is_refused_by_name(void **state)
+static void a_sequence_that_breaks_the_contract_is_refused_by_name(void **state) /* V37 */
 {
     struct xrig x;
     struct good g;
@@ -339,7 +339,7 @@ static uint32_t run_pair(struct xrig *x, struct good *a, struct good *b, uint32_
     return bits;
 }
 
-static void a_row_that_is_not_finite_ends_its_own_request_only(void **state)
+static void a_row_that_is_not_finite_ends_its_own_request_only(void **state) /* V28, V46, S24 */
 {
     struct xrig x;
     struct good a, b;
@@ -470,7 +470,7 @@ static void profile_times_a_step_and_refuses_what_cannot_run(void **state)
     xrig_close(&x);
 }
 
-static void bind_refuses_a_layout_that_does_not_fit(void **state)
+static void bind_refuses_a_layout_that_does_not_fit(void **state) /* V38 */
 {
     char path[512];
     struct xrig x;

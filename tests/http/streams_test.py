@@ -1,4 +1,4 @@
-"""Many streams at once, clients killed at random: the others never notice, nothing is left."""
+"""Many streams at once, clients killed at random: the others never notice, nothing is left (V60)."""
 import json
 import random
 import selectors

@@ -45,7 +45,7 @@ static void refused(struct xc *x, const struct kg_seq *q, uint32_t n, uint32_t n
 }
 
 /* Each rule broken alone; the good batch behind them shows that nothing was computed. */
-static void a_batch_that_breaks_a_rule_is_refused_and_nothing_computed(void **state)
+static void a_batch_that_breaks_a_rule_is_refused_and_nothing_computed(void **state) /* V37 */
 {
     (void)state;
     struct xc x;

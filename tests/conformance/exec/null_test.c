@@ -38,7 +38,7 @@ static void a_lost_move_is_found(void **state)
     }
 }
 
-static void a_stale_state_is_found(void **state)
+static void a_stale_state_is_found(void **state) /* V27, S9 */
 {
     (void)state;
     struct xc x;
@@ -94,7 +94,7 @@ static void an_unmapped_page_is_found(void **state)
     xc_close(&x);
 }
 
-static void a_state_shared_with_a_checkpoint_is_found(void **state)
+static void a_state_shared_with_a_checkpoint_is_found(void **state) /* S10, S37 */
 {
     (void)state;
     struct xc x;

@@ -17,7 +17,7 @@
         }                                                             \
     } while (0)
 
-static void chunks_of_a_prompt_change_nothing(void **state)
+static void chunks_of_a_prompt_change_nothing(void **state) /* V10 */
 {
     (void)state;
     static const uint32_t chunks[] = {1, 5, 8, 17};
@@ -37,7 +37,7 @@ static void chunks_of_a_prompt_change_nothing(void **state)
     xc_close(&x);
 }
 
-static void a_batch_changes_nothing(void **state)
+static void a_batch_changes_nothing(void **state) /* V11, V28 */
 {
     (void)state;
     struct xc x;
@@ -105,7 +105,7 @@ static void moves_change_nothing(void **state)
     xc_close(&x);
 }
 
-static void a_checkpoint_is_the_state_at_its_position_and_resumes(void **state)
+static void a_checkpoint_is_the_state_at_its_position_and_resumes(void **state) /* V12, S9, S37 */
 {
     (void)state;
     struct xc x;
@@ -252,7 +252,7 @@ static void left_and_stop_ids_cut_a_run(void **state)
     xc_close(&x);
 }
 
-static void a_nan_is_flagged_for_its_sequence_alone(void **state)
+static void a_nan_is_flagged_for_its_sequence_alone(void **state) /* V28, V46 */
 {
     (void)state;
     struct xc x;
@@ -277,7 +277,7 @@ static void a_nan_is_flagged_for_its_sequence_alone(void **state)
     xc_close(&x);
 }
 
-static void a_reset_slot_remembers_nothing(void **state)
+static void a_reset_slot_remembers_nothing(void **state) /* V27 */
 {
     (void)state;
     struct xc x;

@@ -239,7 +239,7 @@ static void shortfall_is_exact_for_kind(uint32_t kind, uint32_t n, uint32_t othe
     healthy();
 }
 
-static void evicting_exactly_the_shortfall_is_enough_and_one_less_is_not(void **state)
+static void evicting_exactly_the_shortfall_is_enough_and_one_less_is_not(void **state) /* S7 */
 {
     (void)state;
     for (uint32_t other = 0; other < KG_N_KINDS; other++) {
@@ -251,7 +251,7 @@ static void evicting_exactly_the_shortfall_is_enough_and_one_less_is_not(void **
 }
 
 /* Full of evictable units of one kind, a request for the other must be funded by them. */
-static void one_budget_is_funded_by_either_kind(void **state)
+static void one_budget_is_funded_by_either_kind(void **state) /* S1, S7 */
 {
     static uint32_t ids[MOST];
     uint32_t got[1];
@@ -316,7 +316,7 @@ static void every_promise_is_kept_to_the_last_unit(void **state)
     assert_no_overlap();
 }
 
-static void give_of_a_free_foreign_pinned_or_twice_named_unit_changes_nothing(void **state)
+static void give_of_a_free_foreign_pinned_or_twice_named_unit_changes_nothing(void **state) /* S4 */
 {
     static struct view before;
 

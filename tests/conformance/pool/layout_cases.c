@@ -37,7 +37,7 @@ static void layout_capabilities_are_backed_by_the_descriptor(void **state)
 }
 
 /* Only a layout that spreads a state over several slots may inflate the page. */
-static void page_is_inflated_only_where_blocks_are_uniform(void **state)
+static void page_is_inflated_only_where_blocks_are_uniform(void **state) /* V31 */
 {
     struct kg_pool_geom g = rig_odd_geom();
     uint32_t wanted =
@@ -81,7 +81,7 @@ static void assert_refused(const struct kg_pool_geom *g, const char *number)
 }
 
 /* Refused before anything is loaded, with the numbers. */
-static void open_refuses_what_cannot_fit_and_names_the_numbers(void **state)
+static void open_refuses_what_cannot_fit_and_names_the_numbers(void **state) /* V34 */
 {
     struct kg_pool_geom g = rig_odd_geom();
 
@@ -208,7 +208,7 @@ static void taking_none_is_allowed_and_takes_nothing(void **state)
 }
 
 /* Ids up to 2^20 at K3's page stride; every address in 64 bits. */
-static void addresses_of_a_million_large_units_are_64_bit(void **state)
+static void addresses_of_a_million_large_units_are_64_bit(void **state) /* V29, S5 */
 {
     struct kg_pool_geom g = {
         .size = sizeof(g),

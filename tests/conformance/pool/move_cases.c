@@ -80,7 +80,7 @@ static void own_holes_are_used_before_anything_moves(void **state)
 }
 
 /* A shadow of the table, kept by moves and changes alone, equals the table. */
-static void moves_and_changes_lead_to_the_table(void **state)
+static void moves_and_changes_lead_to_the_table(void **state) /* S3 */
 {
     static uint32_t ids[MOST], others[MOST], got[MOST], shadow[KG_N_KINDS][MOST * 8];
     uint32_t n_others;

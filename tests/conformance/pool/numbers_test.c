@@ -146,7 +146,7 @@ static void uniform_waste_is_accounted_as_padding(void **state)
 }
 
 /* What is admitted is the closed form, to the unit. */
-static void capacity_is_the_closed_form(void **state)
+static void capacity_is_the_closed_form(void **state) /* V32, S40 */
 {
     const uint64_t lengths[] = {1000, 30000, 100096, 1000000};
     struct rig rig;
@@ -187,7 +187,7 @@ static void ratio_is_bytes_of_states_to_bytes_of_pages(void **state)
 }
 
 /* More sequences than states is refused with the number that works, and it does. */
-static void too_few_states_are_refused_with_a_number_that_works(void **state)
+static void too_few_states_are_refused_with_a_number_that_works(void **state) /* V34 */
 {
     char *few[] = {"style=ratio", "ratio=0.1"};
     struct kg_pool_geom geom = k3_geom();
@@ -216,7 +216,7 @@ static void too_few_states_are_refused_with_a_number_that_works(void **state)
 }
 
 /* A split tuned for long prompts strangles short ones, and the other way round. */
-static void one_arena_admits_at_least_as_many_in_either_phase(void **state)
+static void one_arena_admits_at_least_as_many_in_either_phase(void **state) /* S21 */
 {
     const char *ratios[] = {"ratio=0.2", "ratio=0.9", "ratio=4"};
     struct rig split, unified;

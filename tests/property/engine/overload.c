@@ -328,7 +328,7 @@ static void run_seed(uint64_t seed, struct met *met)
     free(o);
 }
 
-static void every_request_ends_in_overload_with_growth(void **state)
+static void every_request_ends_in_overload_with_growth(void **state) /* V51, V52, V53, V54, S36 */
 {
     (void)state;
     const char *one = getenv("KEDGE_SEED"), *many = getenv("KEDGE_OVERLOADS");

@@ -346,7 +346,7 @@ static void run_walk(uint64_t seed, struct met *met)
     free(w);
 }
 
-static void outputs_are_the_scripts_whatever_happens(void **state)
+static void outputs_are_the_scripts_whatever_happens(void **state) /* V12, V53, V60, S10, S37 */
 {
     (void)state;
     const char *one = getenv("KEDGE_SEED");

@@ -288,6 +288,15 @@ def a_balanced_ratio_wastes_nothing_and_a_bad_one_is_named():
 
 
 @case
+def v20_a_context_below_a_page_is_warned_of():
+    said = "a request has 64 tokens at most and a page 64, so nothing is ever reused"
+    for context, page, warned in ((64, 64, True), (65, 64, False), (64, 32, False)):
+        r = run("check", *NULL, "--set", "engine.max_context=%d" % context,
+                "--set", "memory.page_tokens=%d" % page)
+        equal((r.returncode, said in r.stdout), (0, warned))
+
+
+@case
 def check_refuses_what_can_never_run_with_the_numbers():
     r = run("check", *NULL, "--set", "memory.bytes=4096", "--set", "engine.max_seqs=64")
     equal(r.returncode, 2)

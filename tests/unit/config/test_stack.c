@@ -23,7 +23,7 @@ static struct kg_config *config_of(const char *const *sets)
     return c;
 }
 
-static void what_check_says_fits_is_what_the_engine_takes(void **state)
+static void what_check_says_fits_is_what_the_engine_takes(void **state) /* V33 */
 {
     static const char *const arms[][5] = {
         {"memory.bytes=64k", "engine.max_seqs=4", NULL},

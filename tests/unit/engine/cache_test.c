@@ -118,7 +118,7 @@ static void echo_computes_the_whole_prompt(void **state)
     rig_close(&r);
 }
 
-static void the_next_turn_finds_prompt_and_answer(void **state)
+static void the_next_turn_finds_prompt_and_answer(void **state) /* V23 */
 {
     struct rig r;
     uint32_t chat[200], n = 20;

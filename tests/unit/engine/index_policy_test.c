@@ -33,7 +33,7 @@ static void off_orders_nothing(void **state)
     assert_int_equal(rows, 1000);
 }
 
-static void interval_counts_committed_tokens(void **state)
+static void interval_counts_committed_tokens(void **state) /* S11 */
 {
     struct kg_ckpt at[4];
     uint32_t rows;
@@ -85,7 +85,7 @@ static void boundaries_are_rounded_down_and_the_prompt_ends_before_its_last_toke
     assert_int_equal(at[3].why, KG_CKPT_WHY_ANSWER);
 }
 
-static void every_page_crossing_of_the_answer_may_be_its_end(void **state)
+static void every_page_crossing_of_the_answer_may_be_its_end(void **state) /* V23 */
 {
     struct kg_ckpt at[4];
     uint32_t rows, n = 0;
@@ -158,7 +158,7 @@ static const uint32_t *fork_of(uint32_t shared, uint64_t seed)
     return b;
 }
 
-static void interval_32768_of_a_shared_40960_reuses_32768_and_loses_8192(void **state)
+static void interval_32768_of_a_shared_40960_reuses_32768_and_loses_8192(void **state) /* V17 */
 {
     (void)state;
     kit_open(&kit, PAGE, 2048, 64, KG_CKPT_INTERVAL, 32768);
@@ -171,7 +171,7 @@ static void interval_32768_of_a_shared_40960_reuses_32768_and_loses_8192(void **
     kit_close(&kit);
 }
 
-static void second_sighting_of_a_system_prompt_reuses_it_whole(void **state)
+static void second_sighting_of_a_system_prompt_reuses_it_whole(void **state) /* V16 */
 {
     const uint32_t policies[] = {KG_CKPT_BOUNDARY, KG_CKPT_AUTO};
     const uint32_t lengths[] = {40960, 1500, 65, 528};
@@ -223,7 +223,7 @@ static void a_branch_is_known_from_ghosts_too(void **state)
     kit_close(&kit);
 }
 
-static void the_first_repeat_of_a_prompt_hits(void **state)
+static void the_first_repeat_of_a_prompt_hits(void **state) /* V15 */
 {
     const uint32_t policies[] = {KG_CKPT_BOUNDARY, KG_CKPT_AUTO};
 
@@ -237,7 +237,7 @@ static void the_first_repeat_of_a_prompt_hits(void **state)
     }
 }
 
-static void the_next_turn_resumes_behind_the_answer(void **state)
+static void the_next_turn_resumes_behind_the_answer(void **state) /* V23 */
 {
     const uint32_t policies[] = {KG_CKPT_BOUNDARY, KG_CKPT_AUTO};
 
@@ -274,7 +274,7 @@ static void one_state_at_a_time_for_the_end_of_an_answer(void **state)
     kit_close(&kit);
 }
 
-static void a_fork_at_8k_inside_32k_chains_never_drops_to_0(void **state)
+static void a_fork_at_8k_inside_32k_chains_never_drops_to_0(void **state) /* V16 */
 {
     (void)state;
     kit_open(&kit, PAGE, 4096, 64, KG_CKPT_AUTO, 4096);

@@ -15,7 +15,7 @@ static void open_small(void)
     kit_tokens(b, 4096, 2);
 }
 
-static void a_hit_needs_pages_and_state_at_one_position(void **state)
+static void a_hit_needs_pages_and_state_at_one_position(void **state) /* V2, V3 */
 {
     struct kg_index_path p;
 
@@ -34,7 +34,7 @@ static void a_hit_needs_pages_and_state_at_one_position(void **state)
     kit_close(&kit);
 }
 
-static void the_last_token_is_always_recomputed(void **state)
+static void the_last_token_is_always_recomputed(void **state) /* V13 */
 {
     (void)state;
     for (uint32_t k = 1; k <= 3; k++) {
@@ -87,7 +87,7 @@ static void salts_share_nothing(void **state)
     kit_close(&kit);
 }
 
-static void a_state_off_the_grid_is_refused(void **state)
+static void a_state_off_the_grid_is_refused(void **state) /* S19 */
 {
     struct kg_index_path p;
 
@@ -111,7 +111,7 @@ static void a_state_off_the_grid_is_refused(void **state)
     kit_close(&kit);
 }
 
-static void lock_tombstone_revive_unlock_leaves_no_lock(void **state)
+static void lock_tombstone_revive_unlock_leaves_no_lock(void **state) /* S12 */
 {
     struct kg_index_path p, q = {0};
     struct kg_index_victim v;
@@ -135,7 +135,7 @@ static void lock_tombstone_revive_unlock_leaves_no_lock(void **state)
     kit_close(&kit);
 }
 
-static void the_state_lock_ends_before_the_page_lock(void **state)
+static void the_state_lock_ends_before_the_page_lock(void **state) /* S13 */
 {
     struct kg_index_path p, q = {0};
     struct kg_index_victim v;
@@ -162,7 +162,7 @@ static void the_state_lock_ends_before_the_page_lock(void **state)
     kit_close(&kit);
 }
 
-static void with_every_state_locked_a_donation_is_skipped(void **state)
+static void with_every_state_locked_a_donation_is_skipped(void **state) /* S16 */
 {
     struct kg_index_path p[4];
     struct kg_index_match m;
@@ -293,7 +293,7 @@ static void a_state_and_the_pages_it_needs_go_together(void **state)
     kit_close(&kit);
 }
 
-static void a_short_kind_evicts_its_own_under_a_split(void **state)
+static void a_short_kind_evicts_its_own_under_a_split(void **state) /* S21 */
 {
     struct kg_index_path p;
     struct kg_index_victim v;
@@ -546,7 +546,7 @@ static void what_has_no_place_is_skipped_and_counted(void **state)
     kg_index_destroy(ix);
 }
 
-static void a_match_is_fresh_until_its_path_changes(void **state)
+static void a_match_is_fresh_until_its_path_changes(void **state) /* S4 */
 {
     struct kg_index_path p, q;
     struct kg_index_victim v;

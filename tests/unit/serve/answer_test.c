@@ -1,5 +1,5 @@
 /* Answers: what the JSON of a choice holds, and that a stream joined equals the plain answer,
- * however the tokens are cut into batches. */
+ * however the tokens are cut into batches. Known failures V68, V71. */
 #include "serve_test.h"
 
 #include "serve/answer.h"
