@@ -360,12 +360,17 @@ static void on_write(struct bufferevent *bev, void *arg)
         conn_free(c);
 }
 
-/* The peer closed, reset, or took nothing for write_ms. */
+/* The peer closed, reset, or took nothing for write_ms. When it could take something now, it was
+ * this loop that had no time to look: after a long pause the timeout is told and the chance to
+ * write not. */
 static void on_event(struct bufferevent *bev, short what, void *arg)
 {
-    (void)bev;
-    (void)what;
-    kg_conn_close(arg, true);
+    struct pollfd p = {.fd = bufferevent_getfd(bev), .events = POLLOUT};
+
+    if ((what & BEV_EVENT_TIMEOUT) != 0 && poll(&p, 1, 0) == 1 && p.revents == POLLOUT)
+        (void)bufferevent_enable(bev, EV_WRITE);
+    else
+        kg_conn_close(arg, true);
 }
 
 static void on_deadline(evutil_socket_t fd, short what, void *arg)
