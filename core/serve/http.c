@@ -285,8 +285,9 @@ static size_t input_bytes(const struct kg_http_req *c)
     return head > BUSY_INPUT_BYTES ? (size_t)head : BUSY_INPUT_BYTES;
 }
 
-/* At the watermark a bufferevent stops reading, but calls its reader again and again. True when
- * that was so: then it is told to stop altogether, until reading is enabled again. */
+/* Input that must wait is kept up to a limit; there reading stops until it is enabled again. True
+ * when that was so. libevent's own high watermark is of no use: it calls the reader again and again
+ * while it stands, and setting it dies where memory is short. */
 static bool hold_input(struct kg_http_req *c, struct evbuffer *in)
 {
     if (evbuffer_get_length(in) < input_bytes(c))
@@ -472,7 +473,6 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
     }
     bufferevent_setcb(c->bev, on_read, on_write, on_event, c);
     bufferevent_setwatermark(c->bev, EV_WRITE, h->conf->out_soft_bytes / 2, 0);
-    bufferevent_setwatermark(c->bev, EV_READ, 0, input_bytes(c));
     bufferevent_set_timeouts(c->bev, NULL, &write_tv);
     kg_conn_enter(c, CONN_IDLE, h->conf->idle_ms);
     (void)bufferevent_enable(c->bev, EV_READ | EV_WRITE);
