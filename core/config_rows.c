@@ -81,7 +81,7 @@ static const struct kg_opt prefix_rows[] = {
         "that double. Unit: tokens."),
     U64("ghost_bytes", engine.ghost_bytes, "32m", 0, 1099511627776.0,
         "Most memory for nodes whose units were evicted. Unit: bytes."),
-    U64("tier_step_bytes", engine.tier_step_bytes, "64m", 0, 1099511627776.0,
+    U64("tier_step_bytes", engine.tier_step_bytes, "512m", 0, 1099511627776.0,
         "Most that is copied to the tier in one step, and as much back; one unit always. Larger: "
         "less "
         "is dropped, hits are there sooner; smaller: steadier steps. Unit: bytes."),
