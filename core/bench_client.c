@@ -233,31 +233,40 @@ static bool take_head(struct peer *p, const char *s, size_t n)
     return true;
 }
 
+/* Takes the head, and those of answers that only announce it (1xx). 1: a body follows, 0: more must
+ * arrive, -1: the request ended. */
+static int take_heads(struct peer *p, struct evbuffer *in)
+{
+    while (!p->in_body) {
+        size_t n = evbuffer_get_length(in);
+        const char *s = (const char *)evbuffer_pullup(in, -1);
+        size_t head = n > 0 ? kg_http_head_find(s, n, 0) : 0;
+        if (head == 0 && n < MAX_HEAD)
+            return 0;
+        if (head == 0 || !take_head(p, s, head)) {
+            finish(p, "not an HTTP answer", false);
+            return -1;
+        }
+        (void)evbuffer_drain(in, head);
+        if (p->status >= 100 && p->status < 200) {
+            p->in_body = false;
+        } else if (!p->chunked && !p->until_close && p->left == 0) {
+            body_done(p, true);
+            return -1;
+        }
+    }
+    return 1;
+}
+
 /* Takes what has arrived. True when the request ended. */
 static bool take_input(struct peer *p, struct evbuffer *in)
 {
-    char *s = (char *)evbuffer_pullup(in, -1);
+    int heads = take_heads(p, in), done = 0;
     size_t n = evbuffer_get_length(in), used = n, got = n;
-    int done = 0;
 
-    if (!p->in_body) {
-        size_t head = kg_http_head_find(s, n, 0);
-        if (head == 0 && n < MAX_HEAD)
-            return false;
-        if (head == 0 || !take_head(p, s, head)) {
-            finish(p, "not an HTTP answer", false);
-            return true;
-        }
-        (void)evbuffer_drain(in, head);
-        if (p->status == 100)
-            p->in_body = false;
-        else if (!p->chunked && !p->until_close && p->left == 0)
-            done = 1;
-        if (done == 0)
-            return evbuffer_get_length(in) > 0 ? take_input(p, in) : false;
-        body_done(p, true);
-        return true;
-    }
+    if (heads <= 0 || n == 0)
+        return heads < 0;
+    char *s = (char *)evbuffer_pullup(in, -1);
     if (p->chunked) {
         done = kg_http_chunks_feed(&p->chunks, s, n, &used, s, &got);
     } else if (!p->until_close) {

@@ -35,12 +35,15 @@ static void resolve_path(struct kg_config *c, struct kg_entry *e, const struct k
     if (e->from_set || (!is_path(e) && (row->flags & KG_OPT_PATH) == 0) || e->value[0] == '/' ||
         e->value[0] == '\0' || c->folder == NULL || c->folder[0] == '\0')
         return;
-    kg_buf_init(&b, 4096);
-    if (kg_buf_printf(&b, "%s%s", c->folder, e->value) == KG_OK) {
-        char *value = kg_arena_strndup(&c->arena, kg_buf_cstr(&b), b.len);
-        if (value != NULL)
-            e->value = value;
-    }
+    kg_buf_init(&b, 8192);
+    char *value = NULL;
+    if (kg_buf_printf(&b, "%s%s", c->folder, e->value) == KG_OK)
+        value = kg_arena_strndup(&c->arena, kg_buf_cstr(&b), b.len);
+    if (value != NULL)
+        e->value = value;
+    else
+        kg_config_blame(c, e->where, "[%s] %s: the path cannot be put together", e->section,
+                        e->key);
     kg_buf_fini(&b);
 }
 

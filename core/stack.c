@@ -10,12 +10,11 @@
 /* A word that names no level is said and left out: a log level must not keep a server down. */
 static void set_log_levels(struct kg_stack *s)
 {
-    char text[512];
+    char *text = strdup(s->conf->log_modules);
     char *rest = text;
     char *word;
 
-    (void)snprintf(text, sizeof(text), "%s", s->conf->log_modules);
-    while ((word = strsep(&rest, ",")) != NULL) {
+    while (text != NULL && (word = strsep(&rest, ",")) != NULL) {
         char *eq = strchr(word, '=');
         uint32_t level;
         if (word[0] == '\0')
@@ -27,6 +26,7 @@ static void set_log_levels(struct kg_stack *s)
             kg_log_line(&s->log, KG_LOG_WARN, "config", "[log] modules: wanted module=level",
                         "found=%s", kg_log_quote(word, strlen(word)).text);
     }
+    free(text);
 }
 
 int kg_stack_host(struct kg_stack *s, const struct kg_plugin *p, struct kg_instance **host,

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define REST_MS 1000 /* idle for so long, the engine checks itself */
+
 /* --- life --- */
 
 static int check_conf(const struct kg_engine_conf *c, struct kg_error *err)
@@ -261,14 +263,11 @@ void kg_engine_lose(struct kg_engine *e, const struct kg_error *why)
     kg_req_end_all(e, KG_FINISH_ERROR, KG_EDEVICE, why->text);
 }
 
-/* Self-checks after a step of a debug run; what they find ends the engine like a lost backend. */
+/* Self-checks; what they find ends the engine like a lost backend. */
 static void check_all(struct kg_engine *e)
 {
     struct kg_error why = {0};
 
-    if (!e->conf.debug) {
-        return;
-    }
     int rc = kg_req_check(e, &why);
     if (rc == KG_OK) {
         rc = e->parts.pool_ops->check(e->pool, &why);
@@ -332,7 +331,9 @@ static int run_step(struct kg_engine *e)
             kg_engine_lose(e, &why);
         }
     }
-    check_all(e);
+    if (e->conf.debug) {
+        check_all(e);
+    }
     return changed;
 }
 
@@ -380,6 +381,23 @@ static void sleep_until(struct kg_engine *e, uint64_t deadline)
     kg_ring_wait(e->inbox, timeout_ms);
 }
 
+/* Nobody is there and nobody came for a while: time to look whether everything is in order, once
+ * for each spell of work. */
+static void rest(struct kg_engine *e)
+{
+    size_t bytes;
+
+    if (e->checked == e->stats.steps || e->conf.debug) {
+        kg_ring_wait(e->inbox, -1);
+        return;
+    }
+    kg_ring_wait(e->inbox, REST_MS);
+    if (kg_ring_peek(e->inbox, &bytes) == NULL && !atomic_load(&e->stop)) {
+        e->checked = e->stats.steps;
+        check_all(e);
+    }
+}
+
 static void *thread_main(void *arg)
 {
     struct kg_engine *e = arg;
@@ -394,7 +412,11 @@ static void *thread_main(void *arg)
         if (atomic_load(&e->blocked)) {
             kg_ring_wait(e->inbox, -1); /* the reader wakes us; messages may wait meanwhile */
         } else if (kg_ring_peek(e->inbox, &bytes) == NULL && !atomic_load(&e->stop)) {
-            sleep_until(e, rc < 0 ? UINT64_MAX : kg_req_deadline(e));
+            if (rc >= 0 && e->n_live == 0) {
+                rest(e);
+            } else {
+                sleep_until(e, rc < 0 ? UINT64_MAX : kg_req_deadline(e));
+            }
         }
     }
     return NULL;

@@ -212,12 +212,13 @@ struct kg_engine {
     uint32_t running_dirty; /* some rows are gone (index KG_NONE) */
     uint32_t *admitted;     /* [max_seqs] indexes admitted during a plan */
     uint32_t n_admitted, n_asked, planning;
-    uint64_t n_changes;   /* requests begun, ended, preempted, rules replaced: from 1 */
-    uint64_t n_rules;     /* rules replaced: from 1 */
-    uint32_t asks;        /* the policy has a word on admissions in this step */
-    uint32_t n_held;      /* requests the policy put off */
-    uint32_t n_put_off;   /* of them, in this step: the next one shows the scheduler others */
-    uint64_t ask_at_ns;   /* when the first of them is asked about again */
+    uint64_t n_changes; /* requests begun, ended, preempted, rules replaced: from 1 */
+    uint64_t n_rules;   /* rules replaced: from 1 */
+    uint64_t scanned;   /* n_changes when waiting requests were last gone through for the policy */
+    uint32_t asks;      /* the policy has a word on admissions in this step */
+    uint32_t n_held;    /* requests the policy put off */
+    uint32_t n_put_off; /* of them, in this step: the next one shows the scheduler others */
+    uint64_t ask_at_ns; /* when the first of them is asked about again */
     uint32_t *free_slots; /* [max_seqs] stack */
     uint32_t n_free_slots;
 
@@ -277,6 +278,7 @@ struct kg_engine {
     uint32_t count_cpu;    /* kg_engine_count_cpu */
     uint64_t horizon_ns;   /* kg_engine_horizon */
     uint64_t moved_clock;  /* the idle step advanced the virtual clock */
+    uint64_t checked;      /* steps when the idle engine last checked itself */
     struct kg_error error; /* why the backend was lost */
     struct kg_engine_stats stats;
     _Atomic uint64_t *published; /* stats as words, then the clock */

@@ -26,11 +26,19 @@ void kg_pol_begin(struct kg_engine *e, uint64_t now_ns)
     e->n_changes += replaced;
     e->n_rules += replaced;
     e->asks = p->has_admit == NULL || p->has_admit(p->ctx);
+    /* Rows stand as they are until somebody was put off, the time of one came, or things changed.
+     */
+    int same = e->n_put_off == 0 && e->scanned == e->n_changes && now_ns < e->ask_at_ns;
     e->n_put_off = 0;
-    e->ask_at_ns = UINT64_MAX;
     if (e->n_held == 0) {
+        e->ask_at_ns = UINT64_MAX;
         return;
     }
+    if (same) {
+        return;
+    }
+    e->scanned = e->n_changes;
+    e->ask_at_ns = UINT64_MAX;
     kg_req_settle(e);
     for (uint32_t i = w->head; i < w->head + w->n; i++) {
         struct kg_req *r = &e->reqs[w->rows[i].index];

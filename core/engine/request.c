@@ -326,7 +326,7 @@ int kg_req_steer(struct kg_engine *e, uint32_t index)
     if (kg_req_holds(r)) {
         e->running[r->place].paused = r->paused || r->loading == KG_LOAD_HELD;
     } else {
-        e->waiting.rows[waiting_find(&e->waiting, r->arrival)].paused = r->paused;
+        e->waiting.rows[waiting_find(&e->waiting, r->arrival)].paused = r->paused || r->held;
     }
     return 1;
 }

@@ -1,5 +1,7 @@
 #include "model/bind.h"
 
+#include "model/file.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -202,16 +204,17 @@ static void refuse(struct kg_bind *b, const struct kg_st_tensor *t)
     const struct kg_model_config *c = &b->ckpt->config;
     const char *layers = c->family == KG_KIMI_K3 ? "language_model.model.layers." : "model.layers.";
     const char *file = kg_st_file(b->st, t->shard);
+    char name[KG_PRINTABLE];
 
     if (begins(t->name, layers) && strtoull(t->name + strlen(layers), NULL, 10) >= c->n_layers) {
-        b->rc = kg_fail(b->err, KG_EINVAL,
-                        "%.200s: %.200s: the configuration has only %" PRIu32 " layers", file,
-                        t->name, c->n_layers);
+        b->rc =
+            kg_fail(b->err, KG_EINVAL, "%.200s: %s: the configuration has only %" PRIu32 " layers",
+                    file, kg_printable(t->name, name), c->n_layers);
         return;
     }
     b->rc = kg_fail(b->err, KG_EINVAL,
-                    "%.200s: %.200s: is no tensor of the model that config.json describes", file,
-                    t->name);
+                    "%.200s: %s: is no tensor of the model that config.json describes", file,
+                    kg_printable(t->name, name));
 }
 
 void kg_bind_rest(struct kg_bind *b)

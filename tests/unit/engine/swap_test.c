@@ -3,6 +3,8 @@
 
 #include "base/rng.h"
 
+#include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -224,6 +226,63 @@ static void an_engine_that_ends_meanwhile_leaves_both_to_be_closed(void **state)
     free(s);
 }
 
+static _Atomic uint32_t n_checks;
+
+/* The second look finds something. */
+static int counting_check(const struct kg_spec *spec, struct kg_error *err)
+{
+    (void)spec;
+    return atomic_fetch_add(&n_checks, 1) == 0 ? KG_OK : kg_fail(err, KG_EINVAL, "out of order");
+}
+
+/* Events until `n` checks were made and every request is done. */
+static void wait_for_checks(struct rig *r, uint32_t n)
+{
+    for (int i = 0; i < 2000 && (atomic_load(&n_checks) < n || r->n_open > 0); i++) {
+        struct pollfd p = {.fd = kg_engine_fd(r->engine), .events = POLLIN};
+        (void)poll(&p, 1, 10);
+        rig_pump(r);
+    }
+    assert_int_equal(atomic_load(&n_checks), n);
+    assert_int_equal(r->n_open, 0);
+}
+
+static void an_idle_engine_checks_itself_once_and_stops_when_something_is_wrong(void **state)
+{
+    static struct switching w;
+    static struct kg_spec_ops ops;
+    struct kg_error err;
+    struct rig *r = &w.rig;
+
+    (void)state;
+    memset(&w, 0, sizeof(w));
+    rig_open(r, &(struct rig_conf){
+                    .exec_opts = "clock=real", .spec = "off", .keep_draft = 8, .no_debug = 1});
+    struct spare *s = open_spare(NULL, "fake-host", NULL);
+    w.spares[w.n++] = s;
+    ops = *s->swap.spec_ops;
+    ops.check = counting_check;
+    s->swap.spec_ops = s->given.spec_ops = &ops;
+    assert_int_equal(kg_engine_swap(r->engine, &s->swap, &err), KG_OK);
+    assert_int_equal(kg_engine_start(r->engine, &err), KG_OK);
+    assert_int_equal(rig_submit(r, 1, 10, 20, NULL), KG_OK);
+    wait_for_checks(r, 1);
+    took(r, s);
+    assert_int_equal(rig_submit(r, 2, 10, 20, NULL), KG_OK);
+    wait_for_checks(r, 2);
+    rig_assert_true(r, 1);
+    rig_assert_true(r, 2);
+    while (rig_submit(r, 3, 10, 20, NULL) == KG_OK) { /* it may not have drawn the line yet */
+        while (!r->outs[3].done) {
+            rig_pump(r);
+        }
+        r->outs[3].submitted = 0;
+    }
+    rig_close(r);
+    rig_part_closed(&s->spec_part);
+    free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -231,6 +290,7 @@ int main(void)
         cmocka_unit_test(an_idle_engine_takes_other_plugins_too),
         cmocka_unit_test(what_there_is_no_room_for_is_refused_and_nothing_changes),
         cmocka_unit_test(an_engine_that_ends_meanwhile_leaves_both_to_be_closed),
+        cmocka_unit_test(an_idle_engine_checks_itself_once_and_stops_when_something_is_wrong),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
