@@ -18,6 +18,16 @@ struct kg_check_size {
     uint64_t balanced_states;   /* their number under such a split of the same bytes */
 };
 
+/* What a trace repeats. */
+struct kg_check_trace {
+    uint32_t n, n_repeating;   /* requests; those that begin like an earlier one. n 0: no trace */
+    uint64_t prompt, repeated; /* tokens; of them seen before, whole pages */
+    uint64_t lost;             /* of those, behind the last multiple of [prefix] interval */
+    uint32_t better;           /* interval that loses little, tokens */
+    uint64_t better_lost;
+    uint32_t *shared; /* [n] repeated tokens of each request */
+};
+
 struct kg_check {
     struct kg_config *config; /* not owned */
     struct kg_stack *stack;   /* not owned */
@@ -30,6 +40,7 @@ struct kg_check {
         uint32_t tokens, requests; /* so many requests of so many tokens fit at once */
     } fits[KG_CHECK_FITS];         /* falling length; the last ones may be 0, 0 */
     struct kg_check_size size;     /* of the length asked for */
+    struct kg_check_trace trace;   /* of the trace given */
     struct kg_buf warnings;        /* a line each, those of the configuration first */
 };
 
@@ -48,7 +59,18 @@ uint64_t kg_check_draft_rows(const struct kg_check *check);
 /* Whether the pool grants so many units of both kinds at once. */
 int kg_check_fits(const struct kg_check *check, struct kg_pool *pool, uint64_t pages,
                   uint64_t states);
+/* check_trace.c, of the binary. Fills what a trace file repeats in pages of `page` tokens;
+ * KG_EINVAL and the like as kg_trace_read. Free `shared` with kg_check_trace_fini. */
+struct kg_trace_conf;
+KG_CHECKED int kg_check_trace_read(const char *path, const struct kg_trace_conf *conf,
+                                   uint32_t page, uint32_t interval, struct kg_check_trace *trace,
+                                   struct kg_error *err);
+void kg_check_trace_fini(struct kg_check_trace *trace);
+
 /* check_size.c */
+void kg_check_trace_warn(struct kg_check *check);
+void kg_check_trace_text(const struct kg_check *check, struct kg_buf *b);
+void kg_check_trace_json(const struct kg_check *check, struct kg_buf *b);
 void kg_check_size(const struct kg_check *check, struct kg_pool *pool, uint32_t tokens,
                    uint32_t states, struct kg_check_size *size);
 /* Warns of a static split that starves a kind at this length. */

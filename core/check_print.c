@@ -263,6 +263,7 @@ void kg_check_text(const struct kg_check *check, struct kg_buf *b)
     text_plugins(check, b);
     text_memory(check, b);
     text_size(check, b);
+    kg_check_trace_text(check, b);
     text_rules(check, b);
     put_warnings(check, b);
 }
@@ -377,6 +378,7 @@ void kg_check_json(const struct kg_check *check, struct kg_buf *b)
     json_model(check, b);
     json_memory(check, b);
     json_size(check, b);
+    kg_check_trace_json(check, b);
     (void)kg_buf_printf(b, ",\"draft_block\":%u,\"prefix\":{\"enabled\":%s",
                         check->stack->parts.spec_ops->block(check->stack->parts.spec),
                         check->stack->conf->engine.prefix ? "true" : "false");

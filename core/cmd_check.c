@@ -3,6 +3,7 @@
 #include "check.h"
 #include "cmd.h"
 #include "engine/cost.h"
+#include "experiment/trace.h"
 #include "text/tokenizer.h"
 
 #include <errno.h>
@@ -10,8 +11,9 @@
 
 /* What the line asks for beside the report itself. */
 struct wish {
-    const char *cost;        /* file for step times, NULL none */
-    uint64_t length, states; /* --mean-length, 0 none; --states */
+    const char *cost;           /* file for step times, NULL none */
+    const char *trace, *format; /* --trace, NULL none; --format */
+    uint64_t length, states;    /* --mean-length, 0 none; --states */
 };
 
 /* The backend's step times into a file for [engine] cost. */
@@ -50,6 +52,19 @@ static int try_vocabulary(const char *path, struct kg_error *missing, struct kg_
     return rc;
 }
 
+static int look_at_trace(struct kg_check *check, const struct wish *wish, struct kg_error *err)
+{
+    struct kg_trace_conf conf = {.scale = 1};
+
+    if (wish->format != NULL && kg_trace_format_parse(wish->format, &conf.format) != KG_OK)
+        return kg_fail(err, KG_ECONFIG, "--format %.40s: no such format", wish->format);
+    int rc = kg_check_trace_read(wish->trace, &conf, check->layout.page_tokens,
+                                 check->stack->conf->engine.interval, &check->trace, err);
+    if (rc == KG_OK)
+        kg_check_trace_warn(check);
+    return rc;
+}
+
 static int report(struct kg_config *config, int json, const struct wish *wish)
 {
     struct kg_error err = {0}, missing = {0};
@@ -67,6 +82,8 @@ static int report(struct kg_config *config, int json, const struct wish *wish)
     if (rc == KG_OK && missing.rc != KG_OK)
         (void)kg_buf_printf(&check.warnings, "no vocabulary, kedge serve will refuse: %s\n",
                             missing.text);
+    if (rc == KG_OK && wish->trace != NULL)
+        rc = look_at_trace(&check, wish, &err);
     if (rc == KG_OK && wish->cost != NULL)
         rc = write_cost(stack, wish->cost, &err);
     if (rc == KG_OK) {
@@ -78,6 +95,7 @@ static int report(struct kg_config *config, int json, const struct wish *wish)
         (void)fwrite(kg_buf_cstr(&out), 1, out.len, stdout);
         kg_buf_fini(&out);
     }
+    kg_check_trace_fini(&check.trace);
     kg_check_fini(&check);
     kg_stack_close(stack);
     return rc == KG_OK ? KG_EXIT_OK : kg_cmd_fail(&err);
@@ -112,18 +130,21 @@ int kg_cmd_check(int argc, char **argv)
          &wish.cost, NULL},
         {"--mean-length", "N", "tokens of a request: how many fit, how to cut a split", &length,
          NULL},
+        {"--trace", "FILE", "what a trace repeats, and what [prefix] interval loses of it",
+         &wish.trace, NULL},
+        {"--format", "NAME", "of the trace, as in kedge replay (native)", &wish.format, NULL},
         {"--states", "N", "with --mean-length: states a request holds, cached ones too (1)",
          &states, NULL},
         {"--values", NULL, "print every effective value and where it comes from", NULL, &show},
         {0},
     };
 
-    int rc = kg_cmd_parse(
-        &line, argc, argv,
-        "kedge check -c FILE [--json] [--values] [--mean-length N] [--write-cost FILE]",
-        "Says what a configuration will do, warns of what silently costs, and "
-        "refuses what cannot work.",
-        flags, 0);
+    int rc =
+        kg_cmd_parse(&line, argc, argv,
+                     "kedge check -c FILE [--json] [--values] [--mean-length N] [--trace FILE]",
+                     "Says what a configuration will do, warns of what silently costs, and "
+                     "refuses what cannot work.",
+                     flags, 0);
     if (rc >= 0)
         return rc;
     if (!whole("--mean-length", length, 1, UINT32_MAX - 1, &wish.length) ||

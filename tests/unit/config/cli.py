@@ -297,6 +297,34 @@ def v20_a_context_below_a_page_is_warned_of():
 
 
 @case
+def check_says_what_a_trace_repeats_and_what_an_interval_loses():
+    # 40,960 tokens shared by ten requests, each with 2,048 of its own, two answers that go on.
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
+        for i in range(10):
+            f.write(json.dumps({"timestamp": i, "input_length": 43008, "output_length": 1,
+                                "hash_ids": list(range(80)) + [1000 + 4 * i + k for k in range(4)]})
+                    + "\n")
+        f.flush()
+        for interval, lost in ((32768, 8192), (8192, 0), (4096, 0), (16384, 8192)):
+            out = sizing(1000, "--trace", f.name, *sets({"prefix.checkpoint": "interval",
+                                                         "prefix.interval": interval}))
+            t = out["trace"]
+            equal((t["requests"], t["prompt_tokens"]), (10, 430080))
+            equal((t["repeating_requests"], t["repeated_tokens"]), (9, 9 * 40960))
+            equal(t["lost_by_interval"], 9 * lost)
+            warnings = [w for w in out["warnings"] if w.startswith("[prefix] interval")]
+            equal(len(warnings), lost > 0)
+            if lost:
+                equal(t["better_interval"], 8192)
+                assert "20.0 %" in warnings[0] and "interval = 8192 would lose 0.0 %" in warnings[0]
+        text = run("check", *K3, "--trace", f.name).stdout
+        assert re.search(r"^trace +10 requests, 430080 prompt tokens; 85.7 % of them", text, re.M), text
+        assert "[prefix] interval" not in text  # auto follows the prompts
+    assert run("check", *K3, "--trace", "/no/such/file").returncode in (1, 2)
+    equal(run("check", *K3, "--trace", TINY, "--format", "x").returncode, 2)
+
+
+@case
 def check_refuses_what_can_never_run_with_the_numbers():
     r = run("check", *NULL, "--set", "memory.bytes=4096", "--set", "engine.max_seqs=64")
     equal(r.returncode, 2)
