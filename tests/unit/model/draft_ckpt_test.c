@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -343,6 +344,146 @@ static void spoiled_files_are_refused_or_taken_but_never_crash(void **state)
     tiny_free(m);
 }
 
+/* --- the published one at full size, as a sparse file without content ------------------------- */
+
+struct sparse {
+    FILE *head;
+    char *text;
+    size_t n_text;
+    uint64_t at, n;
+};
+
+static void put(struct sparse *w, const char *at, const char *name, uint64_t rows, uint64_t cols)
+{
+    uint64_t n = rows * (cols == 0 ? 1 : cols);
+
+    (void)fprintf(w->head, ",\"%s%s\":{\"dtype\":\"BF16\",\"shape\":[%llu", at, name,
+                  (unsigned long long)rows);
+    if (cols != 0)
+        (void)fprintf(w->head, ",%llu", (unsigned long long)cols);
+    (void)fprintf(w->head, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)w->at,
+                  (unsigned long long)(w->at + 2 * n));
+    w->at += 2 * n;
+    w->n++;
+}
+
+static void put_published(struct sparse *w)
+{
+    put(w, "", "context_proj.weight", 7168, 35840);
+    put(w, "", "context_norm.weight", 7168, 0);
+    put(w, "", "final_norm.weight", 7168, 0);
+    put(w, "", "embed_tokens.weight", 163840, 7168);
+    put(w, "", "markov_head.markov_w1.weight", 163840, 256);
+    put(w, "", "markov_head.markov_w2.weight", 163840, 256);
+    put(w, "", "confidence_head.proj.weight", 1, 7424);
+    put(w, "", "confidence_head.proj.bias", 1, 0);
+    for (uint32_t l = 0; l < 5; l++) {
+        char at[32];
+        (void)snprintf(at, sizeof(at), "layers.%u.", l);
+        put(w, at, "input_layernorm.weight", 7168, 0);
+        put(w, at, "post_attention_layernorm.weight", 7168, 0);
+        put(w, at, "self_attn.q_a_proj.weight", 1536, 7168);
+        put(w, at, "self_attn.q_a_layernorm.weight", 1536, 0);
+        put(w, at, "self_attn.q_b_proj.weight", 12288, 1536);
+        put(w, at, "self_attn.kv_a_proj_with_mqa.weight", 576, 7168);
+        put(w, at, "self_attn.kv_a_layernorm.weight", 512, 0);
+        put(w, at, "self_attn.kv_b_proj.weight", 16384, 512);
+        put(w, at, "self_attn.o_proj.weight", 7168, 8192);
+        put(w, at, "mlp.gate_proj.weight", 14336, 7168);
+        put(w, at, "mlp.up_proj.weight", 14336, 7168);
+        put(w, at, "mlp.down_proj.weight", 7168, 14336);
+    }
+}
+
+/* 0 when the file system holds no sparse file of this size. */
+static int write_sparse(struct sparse *w, const char *dir)
+{
+    unsigned char len[8];
+    char path[600];
+    FILE *f;
+    int rc;
+
+    w->head = open_memstream(&w->text, &w->n_text);
+    assert_non_null(w->head);
+    (void)fputs("{\"__metadata__\":{}", w->head);
+    put_published(w);
+    (void)fprintf(w->head, "}%8s", "");
+    assert_int_equal(fclose(w->head), 0);
+    w->n_text -= w->n_text % 8;
+    for (int i = 0; i < 8; i++)
+        len[i] = (unsigned char)((uint64_t)w->n_text >> (8 * i));
+    (void)snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(len, 1, 8, f), 8);
+    assert_int_equal(fwrite(w->text, 1, w->n_text, f), w->n_text);
+    assert_int_equal(fflush(f), 0);
+    rc = ftruncate(fileno(f), (off_t)(8 + w->n_text + w->at));
+    (void)fclose(f);
+    free(w->text);
+    return rc == 0;
+}
+
+#define PUBLISHED                                                                                \
+    "{\"architectures\": [\"K3DSparkModel\"], \"model_type\": \"k3_dspark\", "                   \
+    "\"hidden_size\": 7168, \"intermediate_size\": 14336, \"num_hidden_layers\": 5, "            \
+    "\"num_attention_heads\": 64, \"num_key_value_heads\": 64, \"q_lora_rank\": 1536, "          \
+    "\"kv_lora_rank\": 512, \"qk_nope_head_dim\": 128, \"qk_rope_head_dim\": 64, "               \
+    "\"v_head_dim\": 128, \"mla_use_nope\": false, \"mla_use_output_gate\": false, "             \
+    "\"vocab_size\": 163840, \"draft_vocab_size\": 163840, \"rms_norm_eps\": 1e-5, "             \
+    "\"max_position_embeddings\": 1048576, \"rope_theta\": 50000, \"rope_parameters\": "         \
+    "{\"rope_type\": \"yarn\", \"factor\": 32, \"original_max_position_embeddings\": 32768, "    \
+    "\"beta_fast\": 32, \"beta_slow\": 1, \"mscale\": 1, \"mscale_all_dim\": 1}, "               \
+    "\"num_target_layers\": 5, \"target_hidden_size\": 7168, \"target_num_hidden_layers\": 93, " \
+    "\"target_layer_ids\": [2, 23, 47, 71, 89], \"mask_token_id\": 163837, "                     \
+    "\"bos_token_id\": 163584, \"eos_token_id\": 163586, \"pad_token_id\": 163839, "             \
+    "\"markov_rank\": 256, \"markov_head_type\": \"vanilla\", "                                  \
+    "\"enable_confidence_head\": true, \"confidence_head_with_markov\": true, "                  \
+    "\"tie_word_embeddings\": false, \"torch_dtype\": \"bfloat16\", "                            \
+    "\"_torchspec_version\": \"0.1.0\""
+
+static void the_published_k3_drafter_binds_once_its_config_says_everything(void **state)
+{
+    (void)state;
+    static struct kg_model_config k3 = {
+        .hidden = 7168, .n_layers = 93, .vocab = 163840, .block_layers = 12};
+    struct tiny *m = tiny_empty(), *of = tiny_empty();
+    struct kg_draft_ckpt *k = NULL;
+    struct kg_error err = {0};
+    struct sparse w = {0};
+    char text[3000], sha[KG_SHA256_HEX];
+    tiny_file(of, "model.safetensors.index.json", "{}", 2);
+    assert_int_equal(kg_draft_target_sha256(of->dir, sha, &err), KG_OK);
+    int held = write_sparse(&w, m->dir);
+    assert_int_equal(w.n, 68);
+    assert_int_equal(w.at / 2, 3562312961ull); /* parameters, the copied embedding included */
+    write_config(m, PUBLISHED "}");
+    int rc = kg_draft_ckpt_open(m->dir, &k3, of->dir, &k, &err);
+    assert_int_equal(rc, KG_EINVAL);
+    assert_non_null(strstr(err.text, "rope_interleave is missing"));
+    (void)snprintf(text, sizeof(text),
+                   "%s, \"block_size\": 7, \"causal\": [false, false, false, false, false], "
+                   "\"aux_hidden_stream\": \"attn_res\", \"tap_convention\": \"after_layer\", "
+                   "\"rope_interleave\": true, \"sts_temperatures\": {\"greedy\": "
+                   "[1,1,1,1,1,1,1], \"coupled\": [1,1,1,1,1,1,1], \"rejection\": "
+                   "[1,1,1,1,1,1,1], \"block\": [1,1,1,1,1,1,1]}, \"target_sha256\": \"%s\"}",
+                   PUBLISHED, sha);
+    write_config(m, text);
+    err = (struct kg_error){0};
+    rc = kg_draft_ckpt_open(m->dir, &k3, of->dir, &k, &err);
+    tiny_free(m);
+    tiny_free(of);
+    if (!held) {
+        print_message("skipped: this file system holds no sparse file of this size\n");
+        skip();
+    }
+    if (rc < 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(k->n_tensors, 67);
+    assert_int_equal(k->bound_bytes / 2, 2387907841ull); /* without the embedding */
+    kg_draft_ckpt_close(k);
+}
+
 static void sha256_answers_as_the_standard_says(void **state)
 {
     (void)state;
@@ -369,6 +510,7 @@ int main(void)
         cmocka_unit_test(a_norm_that_is_not_finite_is_refused),
         cmocka_unit_test(a_target_without_residual_mixtures_has_no_such_taps),
         cmocka_unit_test(spoiled_files_are_refused_or_taken_but_never_crash),
+        cmocka_unit_test(the_published_k3_drafter_binds_once_its_config_says_everything),
         cmocka_unit_test(sha256_answers_as_the_standard_says),
     };
 
