@@ -149,7 +149,8 @@ int kg_tier_leave(void *ctx, uint32_t kind, uint32_t unit, const struct kg_chain
     struct kg_tier_key key = {
         .chain = {chain->w[0], chain->w[1]}, .length = n_tokens, .kind = kind};
 
-    if (e->parts.tier_ops->has(e->tier, &key)) { /* equal tokens, equal bytes */
+    if (e->parts.tier_ops->hold(e->tier, &key, 1) == KG_OK) { /* equal tokens, equal bytes */
+        (void)e->parts.tier_ops->hold(e->tier, &key, 0);      /* and used just now */
         s->tier_had[kind]++;
         return 1;
     }

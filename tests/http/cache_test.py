@@ -76,5 +76,27 @@ def test_a_message_that_asks_wrongly_is_refused_by_name():
             assert chat(server, "a", system) >= 0
 
 
+def test_what_memory_has_no_room_for_comes_back_from_the_tier_and_is_counted():
+    conf = {"plugins": {"tier": "mem"}, "memory": {"page_tokens": PAGE, "bytes": "16k"},
+            "engine": {"max_seqs": 2}, "prefix": {"checkpoint": "interval", "interval": PAGE}}
+    prompts = [list(range(100 * i, 100 * i + 300)) for i in range(1, 9)]
+    with kedge.Server(conf) as server:
+        answers = {}
+        for turn in range(2):
+            for i, prompt in enumerate(prompts):
+                a = server.ok(COMPLETIONS, {"prompt": prompt, "max_tokens": 2, "temperature": 0,
+                                            "return_token_ids": True})
+                got = a["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert got == (288 if turn else 0), (turn, i, got)
+                ids = a["choices"][0]["token_ids"]
+                assert answers.setdefault(i, ids) == ids
+        server.wait_for(server.is_idle)
+        m = server.metric
+        assert m('kedge:tier_loaded_units_total', kind="state") >= 6
+        assert m('kedge:tier_stored_units_total', kind="page") > 0
+        assert m("kedge:tier_reused_tokens_total") > 0 and m("kedge:tier_failed_total") == 0
+        assert 0 < m("kedge:tier_bytes") <= m("kedge:tier_limit_bytes") == 1 << 30
+
+
 if __name__ == "__main__":
     kedge.main(globals())

@@ -49,7 +49,8 @@ struct kg_tier_ops {
     /* Forgets a key, held or not; one that is not there is ignored. */
     void (*drop)(struct kg_tier *tier, const struct kg_tier_key *key);
     /* on = 1: the key will be read soon and may not be dropped to make room; holds nest. KG_ENOENT
-     * when it is not there. on = 0 ends one hold, or does nothing when there is none. */
+     * when it is not there. on = 0 ends one hold, or does nothing when there is none; where the
+     * order of use decides what is dropped, the key was used then. */
     int (*hold)(struct kg_tier *tier, const struct kg_tier_key *key, uint32_t on);
     /* Bytes kept and bytes it may keep. */
     void (*bytes)(const struct kg_tier *tier, uint64_t *used, uint64_t *limit);

@@ -181,9 +181,12 @@ static void the_longest_unused_goes_first(void **state)
         assert_int_equal(put(n, KG_STATE, n), KG_OK); /* full: 10 x 1000 of 10,000 bytes */
     assert_int_equal(get(0, KG_STATE, 0), 1);         /* used now, so 1 is the oldest */
     assert_int_equal(put(2, KG_STATE, 22), KG_OK);    /* replaced: used too */
+    struct kg_tier_key three = key_of(3, KG_STATE);
+    assert_int_equal(fix.ops->hold(fix.tier, &three, 1), KG_OK);
+    assert_int_equal(fix.ops->hold(fix.tier, &three, 0), KG_OK); /* held: used */
     assert_int_equal(put(10, KG_STATE, 10), KG_OK);
     assert_int_equal(put(11, KG_PAGE, 11), KG_OK); /* a small one drops a large one */
-    const int there[] = {1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1};
+    const int there[] = {1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 1};
     for (uint32_t n = 0; n <= 10; n++)
         assert_int_equal(get(n, KG_STATE, n == 2 ? 22 : n), there[n]);
     sound();
