@@ -62,6 +62,12 @@ static struct kg_admit_view view_of(struct kg_engine *e, const struct kg_req *r,
                                     const uint32_t need[KG_N_KINDS])
 {
     const struct kg_job *job = r->job;
+    uint32_t pages = r->match.page_tokens, state = r->match.state_tokens;
+
+    if (r->reuse.home == KG_HOME_TIER) { /* what will be loaded is as good as there */
+        state = r->reuse.tokens;
+        pages = pages > state ? pages : state;
+    }
     struct kg_admit_view v = {
         .now_ns = now_ns,
         .arrival_ns = job->done.arrival_ns,
@@ -71,8 +77,8 @@ static struct kg_admit_view view_of(struct kg_engine *e, const struct kg_req *r,
         .priority = job->priority,
         .n_prompt = job->n_prompt,
         .max_tokens = job->max_tokens,
-        .hit_page_tokens = r->has_match ? r->match.page_tokens : 0,
-        .hit_state_tokens = r->has_match ? r->match.state_tokens : 0,
+        .hit_page_tokens = r->has_match ? pages : 0,
+        .hit_state_tokens = r->has_match ? state : 0,
         .n_waiting = e->waiting.n,
         .n_running = e->n_running + e->n_admitted,
         .max_running = e->conf.max_seqs,

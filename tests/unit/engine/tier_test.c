@@ -282,6 +282,40 @@ static void salts_and_requests_without_cache_stay_apart(void **state)
     rig_close(&r);
 }
 
+static int no_rules(void *ctx)
+{
+    (void)ctx;
+    return 0;
+}
+
+static int see_hit(void *ctx, const struct kg_admit_view *view, struct kg_admit_answer *answer)
+{
+    uint32_t *hits = ctx;
+
+    (void)answer;
+    hits[2 * view->id] = view->hit_page_tokens;
+    hits[2 * view->id + 1] = view->hit_state_tokens;
+    return KG_ENOENT;
+}
+
+static void the_policy_sees_what_will_be_loaded(void **state)
+{
+    uint32_t hits[20] = {0};
+    const struct kg_engine_policy policy = {.ctx = hits, .step = no_rules, .admit = see_hit};
+    struct rig r;
+    struct rig_conf c = small("mem", "bytes=1000000");
+
+    (void)state;
+    c.policy = &policy;
+    open_small(&r, &c);
+    see_all(&r);
+    assert_int_equal(ask(&r, 4, 60), 40);
+    assert_int_equal(hits[2 * 3 + 1], 0);
+    assert_true(hits[2 * 4] >= 40);
+    assert_int_equal(hits[2 * 4 + 1], 40);
+    rig_close(&r);
+}
+
 static void nothing_is_allocated_and_the_limit_is_kept(void **state)
 {
     struct rig r;
@@ -312,6 +346,7 @@ int main(void)
         cmocka_unit_test(a_tier_that_answers_nothing_changes_nothing),
         cmocka_unit_test(a_nan_takes_its_tokens_out_of_the_tier_too),
         cmocka_unit_test(salts_and_requests_without_cache_stay_apart),
+        cmocka_unit_test(the_policy_sees_what_will_be_loaded),
         cmocka_unit_test(nothing_is_allocated_and_the_limit_is_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
