@@ -67,7 +67,9 @@ static int serve_front(struct kg_front *f, int ready_fd, struct kg_error *err)
                       "warning: the system allows fewer open files than [server] "
                       "max_connections = %u needs\n",
                       parts.conf->max_connections);
-    rc = kg_swapper_open(f->stack, f->config, err);
+    rc = f->stack->hooks != NULL ? kg_hooks_defer_lines(f->stack->hooks, err) : KG_OK;
+    if (rc == KG_OK)
+        rc = kg_swapper_open(f->stack, f->config, err);
     admin.ctx = f->stack->swapper;
     if (rc == KG_OK)
         rc = kg_serve_create(&parts, &serve, err);

@@ -1,6 +1,7 @@
 #include "hooks.h"
 
 #include "base/clock.h"
+#include "base/ring.h"
 #include "policy/policy.h"
 
 #include <stdlib.h>
@@ -166,6 +167,38 @@ static int window(void *ctx, const struct kg_window_view *v, struct kg_window_an
 
 /* --- life --- */
 
+#define LINES_BYTES 16384
+
+static void log_in_step(void *ctx, const char *text, bool failure)
+{
+    struct kg_hooks *h = ctx;
+
+    (void)failure;
+    if (h->lines != NULL) /* full: more came than anybody wants to read */
+        (void)kg_ring_put(h->lines, text, strlen(text) + 1);
+    else
+        kg_log_text(h->log, KG_LOG_INFO, "policy", "kg.log", text);
+}
+
+static void write_lines(void *ctx)
+{
+    struct kg_hooks *h = ctx;
+    const char *text;
+    size_t n;
+
+    while (h->lines != NULL && (text = kg_ring_peek(h->lines, &n)) != NULL) {
+        kg_log_text(h->log, KG_LOG_INFO, "policy", "kg.log", text);
+        kg_ring_consume(h->lines);
+    }
+}
+
+int kg_hooks_defer_lines(struct kg_hooks *h, struct kg_error *err)
+{
+    int rc = kg_ring_create(LINES_BYTES, &h->lines);
+
+    return rc == KG_OK ? rc : kg_fail(err, rc, "no room for the lines of the policy script");
+}
+
 static void log_line(void *ctx, const char *text, bool failure)
 {
     struct kg_hooks *h = ctx;
@@ -201,10 +234,11 @@ int kg_hooks_open(const struct kg_conf *conf, bool timed, struct kg_log *log,
         .admit_on_error = conf->lua_on_error == 1,
         .seed = seed,
         .log = log_line,
+        .log_in_step = log_in_step,
         .log_ctx = h};
     h->log = log;
     h->engine = (struct kg_engine_policy){h, step, admit, has_admit, has_window, window};
-    h->serve = (struct kg_serve_policy){h, has_arrive, arrive, reload};
+    h->serve = (struct kg_serve_policy){h, has_arrive, arrive, reload, write_lines};
     int rc = kg_policy_create(&policy, &h->policy, &why);
     if (rc == KG_OK)
         rc = kg_policy_metrics(h->policy, metrics, &why);
@@ -233,6 +267,8 @@ void kg_hooks_close(struct kg_hooks *h)
 {
     if (h == NULL)
         return;
+    write_lines(h);
     kg_policy_destroy(h->policy);
+    kg_ring_destroy(h->lines);
     free(h);
 }

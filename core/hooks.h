@@ -15,6 +15,7 @@ struct kg_policy;
 struct kg_hooks {
     struct kg_policy *policy;
     struct kg_log *log;
+    struct kg_ring *lines; /* kg.log of the engine's hooks, on its way to the loop; NULL: at once */
     struct kg_engine_policy engine; /* engine thread; ctx is this struct */
     struct kg_serve_policy serve;   /* loop thread */
 };
@@ -27,6 +28,9 @@ struct kg_hooks {
 KG_CHECKED int kg_hooks_open(const struct kg_conf *conf, bool timed, struct kg_log *log,
                              struct kg_metrics *metrics, struct kg_hooks **hooks,
                              struct kg_error *err);
+/* A step writes no log lines: what the engine's hooks say waits until the server's loop asks for
+ * it. Before threads start. KG_ENOMEM, KG_EIO. */
+KG_CHECKED int kg_hooks_defer_lines(struct kg_hooks *hooks, struct kg_error *err);
 /* The hooks the script has, "arrive, admit"; "none" without any. Before threads start. */
 void kg_hooks_list(const struct kg_hooks *hooks, char *text, size_t size);
 void kg_hooks_close(struct kg_hooks *hooks); /* NULL is allowed; both threads have ended */

@@ -334,7 +334,9 @@ static int draw_all(struct kg_reader *r, struct model *m)
             break;
         }
         double t = w->start_s + draw_first(&c->rng, w);
-        while (rc == KG_OK && t < w->start_s + WINDOW_S) {
+        uint64_t most = r->conf->limit != 0 ? r->t->n + r->conf->limit : UINT64_MAX;
+        /* Of one window the first `limit` are all that can be among the first of all. */
+        while (rc == KG_OK && t < w->start_s + WINDOW_S && r->t->n < most) {
             rc = draw_request(r, c, t);
             t += draw_gap(&c->rng, w);
         }

@@ -218,11 +218,12 @@ static bool run(const struct kg_policy *p, struct side *side, const struct kg_sc
 {
     struct kg_error err = {0};
 
-    side->script->world = (struct kg_script_world){.rates = side->rates,
-                                                   .counts = side->counts,
-                                                   .now_ns = now_ns,
-                                                   .log = p->conf.log,
-                                                   .log_ctx = p->conf.log_ctx};
+    side->script->world = (struct kg_script_world){
+        .rates = side->rates,
+        .counts = side->counts,
+        .now_ns = now_ns,
+        .log = side == &p->engine && p->conf.log_in_step ? p->conf.log_in_step : p->conf.log,
+        .log_ctx = p->conf.log_ctx};
     enum kg_script_end end = kg_script_run(side->script, call, &err);
     if (end == KG_END_OK)
         return true;

@@ -38,6 +38,8 @@ struct kg_policy_conf {
     uint64_t seed;         /* of the key tables; equal seeds make equal runs */
     /* Lines of kg.log and of failures, NUL-terminated, one line; both threads. May be NULL. */
     void (*log)(void *ctx, const char *text, bool failure);
+    /* Lines of kg.log of the engine's hooks instead; NULL: log. */
+    void (*log_in_step)(void *ctx, const char *text, bool failure);
     void *log_ctx;
 };
 

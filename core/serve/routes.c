@@ -216,6 +216,7 @@ static void on_answered(void *ctx, struct kg_http_req *req, int status, uint64_t
 
     kg_add(&s->cells[cell], 1);
     kg_add(&s->cells[KG_SC_SENT_BYTES], bytes);
+    kg_serve_write_lines(s);
     if (!kg_log_on(s->parts.log, level, "http"))
         return;
     kg_log_record(s->parts.log, level, "http", "request",

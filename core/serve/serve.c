@@ -18,6 +18,12 @@
 #define DRAIN_TICK_MS 20
 #define LAST_WORDS_MS 2000 /* after the cancel, for the answers to leave */
 
+void kg_serve_write_lines(struct kg_serve *s)
+{
+    if (s->parts.policy != NULL && s->parts.policy->write_lines != NULL)
+        s->parts.policy->write_lines(s->parts.policy->ctx);
+}
+
 static void on_engine(evutil_socket_t fd, short what, void *arg)
 {
     struct timeval soon = {0, 0};
@@ -29,6 +35,7 @@ static void on_engine(evutil_socket_t fd, short what, void *arg)
     for (uint32_t i = 0; i < EVENTS_PER_CALL; i++) {
         if (kg_engine_next(s->parts.engine, &ev) != KG_OK) {
             kg_jobs_send(s);
+            kg_serve_write_lines(s);
             return;
         }
         if (ev.type == KG_EVENT_SWAPPED)

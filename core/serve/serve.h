@@ -43,6 +43,8 @@ struct kg_serve_policy {
     void (*arrive)(void *ctx, const struct kg_arrive_view *view, struct kg_arrive_answer *answer);
     /* SIGHUP: reads its rules again, all or none; *err says why not. */
     int (*reload)(void *ctx, struct kg_error *err);
+    /* Writes the log lines that came up in steps of the engine; NULL: there are none. */
+    void (*write_lines)(void *ctx);
 };
 
 /* Plugins of a running server in exchange for others, called on the loop thread only. */

@@ -109,6 +109,8 @@ void kg_jobs_free(struct kg_serve *s);
 /* --- serve.c --- */
 /* What SIGHUP does, with its log line. KG_ENOENT: there is nothing to read again. */
 int kg_serve_reload(struct kg_serve *s, struct kg_error *err);
+/* Log lines that steps of the engine left behind. */
+void kg_serve_write_lines(struct kg_serve *s);
 
 /* --- admin.c --- */
 /* Whether a request may go to /admin: from this machine, or with the key. */

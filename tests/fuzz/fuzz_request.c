@@ -14,6 +14,28 @@ static struct kg_chat *chat;
 static struct kg_server_conf conf;
 static struct kg_api api;
 
+/* A limit that refuses everything would make a target that tries nothing: plain bodies pass. */
+static void try_plain_bodies(void)
+{
+    static const char *const bodies[4] = {
+        [KG_EP_COMPLETIONS] = "{\"prompt\":\"a\"}",
+        [KG_EP_CHAT] = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}",
+        [KG_EP_TOKENIZE] = "{\"prompt\":\"a\"}",
+        [KG_EP_DETOKENIZE] = "{\"tokens\":[5]}",
+    };
+
+    for (int i = 0; i < 4; i++) {
+        struct kg_call call = {0};
+        struct kg_api_error err = {0};
+        struct kg_span body = {bodies[i], strlen(bodies[i])};
+        if (kg_call_prepare(&api, scratch, (enum kg_endpoint)i, body, &call, &err) != KG_OK) {
+            (void)fprintf(stderr, "endpoint %d refuses a plain body: %s\n", i, err.message);
+            exit(1);
+        }
+        kg_call_free(&call);
+    }
+}
+
 static void open_once(void)
 {
     struct kg_error err = {0};
@@ -28,6 +50,7 @@ static void open_once(void)
     scratch = kg_tok_scratch_new(tok);
     conf = (struct kg_server_conf){
         .max_json_depth = 64,
+        .max_json_values = 20000,
         .max_n = 8,
         .max_prompts = 8,
         .max_sequences = 16,
@@ -37,6 +60,7 @@ static void open_once(void)
         .max_stop_bytes = 64,
     };
     kg_api_init(&api, &conf, tok, chat, "m", 1000, 4096);
+    try_plain_bodies();
 }
 
 static void check_call(const struct kg_call *call)

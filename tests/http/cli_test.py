@@ -1,5 +1,6 @@
 """Hostile files, arguments and surroundings: an exit status and a text, never a crash; and memory
 that runs out while serving is an answer, not an end."""
+import contextlib
 import http.client
 import json
 import os
@@ -10,6 +11,7 @@ import socket
 import struct
 import subprocess
 import tempfile
+import threading
 
 import kedge
 
@@ -212,6 +214,24 @@ def test_signals_end_it_in_every_phase():
                 assert p.returncode in ((0,) if phase in ("ready", "idle", "busy") else (0, -sig)), (
                     phase, p.returncode, err[-2000:])
                 assert "Sanitizer" not in err, err[-20000:]
+
+
+def test_the_load_generator_passes_over_any_number_of_interim_answers():
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n" * 200000 + b"HTTP/1.1 103 Early Hints\r\nA: b\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            for _ in range(2):
+                s, _ = listener.accept()
+                with s, contextlib.suppress(OSError):
+                    s.recv(65536)
+                    s.sendall(interim + b"HTTP/1.1 418 Teapot\r\nContent-Length: 0\r\n\r\n")
+                    s.recv(65536)
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = "http://127.0.0.1:%d" % listener.getsockname()[1]
+        refused(run("bench", "serve", "--base-url", url, "--num-prompts", "1",
+                    "--random-input-len", "5"), "status 418")
 
 
 def test_nobody_reading_its_output_does_not_end_the_server():

@@ -157,6 +157,15 @@ def test_hostile_scripts_fail_their_request_and_the_server_serves_on():
             server.ok(COMPLETIONS, ask(name))
 
 
+def test_lines_of_every_hook_reach_the_log():
+    script = Script("function arrive(r) kg.log('arrive saw ' .. r.user) end\n"
+                    "function admit(r) kg.log('admit saw ' .. r.tenant) end\n")
+    with kedge.Server(script.conf()) as server:
+        server.ok(COMPLETIONS, ask("ann"))
+        server.wait_for(lambda: "admit saw ann" in server.stderr())
+        assert "arrive saw ann" in server.stderr()
+
+
 # Speculation that drafts whatever it can: few tokens, so that there are many repetitions.
 EAGER = {
     "plugins": {"spec": "ngram"},

@@ -330,6 +330,13 @@ static void servegen_draws_at_the_given_rates_and_by_seed(void **state)
     kg_trace_free(t);
     kg_trace_free(u);
     kg_trace_free(v);
+    /* Found by fuzzing: millions were drawn of a window of which a thousand were wanted. */
+    t = read_text(KG_TRACE_SERVEGEN,
+                  "{\"client\":1,\"win\":[[0,4391,1,\"Gamma\",600,0.2]],\"len\":{\"2\":{\"in\":"
+                  "[[0,0.5],[20,0.55],[20,0.5]],\"out\":[[3,1]]}}}",
+                  (struct kg_trace_conf){.seed = 4, .limit = 1000});
+    assert_int_equal(t->n, 1000);
+    kg_trace_free(t);
     bad(KG_TRACE_SERVEGEN,
         "{\"client\":0,\"win\":[[0,1,1,\"Normal\",1,1]],\"len\":{\"0\":{\"in\":"
         "[[1,1]],\"out\":[[1,1]]}}}",
