@@ -13,6 +13,14 @@
 
 /* --- life --- */
 
+/* What a lost state costs: the tokens from the one above it, computed again. */
+static uint64_t recompute_ns(void *ctx, uint32_t from, uint32_t to)
+{
+    const struct kg_engine *e = ctx;
+
+    return kg_cost_prefill_ns(&e->cost_table, from, to, e->conf.prefill_chunk);
+}
+
 int kg_cache_create(struct kg_engine *e, struct kg_error *err)
 {
     const struct kg_pool_layout *l = &e->layout;
@@ -29,6 +37,8 @@ int kg_cache_create(struct kg_engine *e, struct kg_error *err)
                                  .unit_bytes = {l->unit_bytes[KG_PAGE], l->unit_bytes[KG_STATE]},
                                  .ghost_bytes = e->conf.ghost_bytes,
                                  .seed = seed,
+                                 .cost_ns = e->cost.size != 0 ? recompute_ns : NULL,
+                                 .cost_ctx = e,
                                  .leave = e->tier != NULL ? kg_tier_leave : NULL,
                                  .leave_ctx = e,
                                  .chain_key = {e->chain_key[0], e->chain_key[1]}};

@@ -1,5 +1,6 @@
 /* The cost surface against backends whose step time is known. */
 #include "engine/cost.h"
+#include "engine/index_policy.h"
 #include "rig.h"
 
 #include <math.h>
@@ -524,6 +525,48 @@ static void steps_three_times_as_long_as_measured_raise_the_surface(void **state
     rig_close(&r);
 }
 
+/* Three states: two prompts leave one each, the third's checkpoint takes the place of one of them.
+ * By tokens alone the long prompt is worth more; where any chunk costs the same the short one is,
+ * for it takes less memory. Returns what prompt `again` finds when it comes again. */
+static uint32_t found_by(const struct kg_cost_table *surface, uint32_t again)
+{
+    static const uint32_t n_prompt[] = {9, 33, 17};
+    struct rig_conf conf = {.pool = "split",
+                            .n_states = 3,
+                            .max_seqs = 1,
+                            .prefill_chunk = 64,
+                            .checkpoint = 1 + KG_CKPT_BOUNDARY,
+                            .cost_table = surface};
+    struct kg_engine_stats s;
+    struct rig r;
+    rig_open(&r, &conf);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(rig_submit(&r, 1 + i, n_prompt[i], 1, NULL), KG_OK);
+        (void)rig_run(&r, 100);
+    }
+    kg_engine_stats(r.engine, &s);
+    assert_int_equal(s.evicted[KG_STATE], 1);
+    assert_int_equal(rig_submit(&r, 1 + again, n_prompt[again], 1, NULL), KG_OK);
+    (void)rig_run(&r, 100);
+    uint32_t n = r.outs[1 + again].end.n_cached;
+    rig_close(&r);
+    return n;
+}
+
+static void eviction_goes_by_what_the_surface_says(void **state)
+{
+    (void)state;
+    struct kg_cost_table flat;
+    assert_int_equal(found_by(NULL, 0), 0);
+    assert_int_equal(found_by(NULL, 1), 32);
+    measure(&flat, 0);
+    flat.prompt_token_ns = 0;
+    for (uint32_t j = 0; j < flat.n_chunk; j++)
+        flat.chunk_ns[j] = 1e6;
+    assert_int_equal(found_by(&flat, 0), 8);
+    assert_int_equal(found_by(&flat, 1), 0);
+}
+
 static int make_path(void **state)
 {
     (void)state;
@@ -556,6 +599,7 @@ int main(void)
         cmocka_unit_test(a_wrong_file_is_refused_by_line_and_reason),
         cmocka_unit_test(a_file_of_too_many_points_or_of_any_bytes_is_refused),
         cmocka_unit_test(a_measured_surface_moves_with_the_steps_and_a_given_one_never),
+        cmocka_unit_test(eviction_goes_by_what_the_surface_says),
         cmocka_unit_test(steps_three_times_as_long_as_measured_raise_the_surface),
     };
     return cmocka_run_group_tests(tests, make_path, drop_path);
