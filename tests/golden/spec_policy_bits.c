@@ -104,8 +104,8 @@ static uint32_t n_samples(void)
 /* Samples of one prompt, each with a seed of its own. */
 static void sample(const char *sets, uint64_t seed, struct counts *c)
 {
-    static const char *const base[] = {"model.path=" TEST_ROOT "/models/k3-tiny",
-                                       "plugins.dir=" PLUGIN_DIR,
+    static const char *const base[] = {("model.path=" TEST_ROOT "/models/k3-tiny"),
+                                       ("plugins.dir=" PLUGIN_DIR),
                                        "engine.max_seqs=16",
                                        "exec-cpu.threads=1",
                                        "memory.bytes=64m",
@@ -136,7 +136,8 @@ static void sample(const char *sets, uint64_t seed, struct counts *c)
         fail_msg("%s", err.text);
     while (done < n) {
         while (sent < n && sent - done < 32) {
-            struct kg_request q = {.id = ++sent,
+            sent++;
+            struct kg_request q = {.id = sent,
                                    .tokens = prompt[0].tokens,
                                    .n_prompt = 24,
                                    .max_tokens = OUTPUT,

@@ -76,6 +76,23 @@ static void a_model_drafter_saves_steps_and_changes_no_token(void **state)
     assert_int_equal(drafted.drafts_failed, 0);
 }
 
+static void a_policy_may_want_less_than_is_allowed_and_gets_no_more(void **state)
+{
+    (void)state;
+    struct kg_engine_stats all, part, bad;
+    const char *exec = "draft_block=4 accept=0.9";
+    run_eight(&(struct rig_conf){.exec_opts = exec, .spec = "fake-model"}, &all);
+    run_eight(&(struct rig_conf){.exec_opts = exec, .spec = "fake-model", .spec_opts = "want=yes"},
+              &part);
+    run_eight(&(struct rig_conf){.exec_opts = exec,
+                                 .spec = "fake-model",
+                                 .spec_opts = "want=yes bad=yes"},
+              &bad);
+    assert_int_equal(part.drafts_failed, 0);
+    assert_true(part.drafted > 0 && part.drafted < all.drafted - all.drafted / 4);
+    assert_true(bad.drafts_failed > 0); /* cut and counted, no token changed */
+}
+
 static void v39_v41_host_drafts_of_random_length_change_no_token(void **state)
 {
     (void)state;
@@ -247,6 +264,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_model_drafter_saves_steps_and_changes_no_token),
+        cmocka_unit_test(a_policy_may_want_less_than_is_allowed_and_gets_no_more),
         cmocka_unit_test(v39_v41_host_drafts_of_random_length_change_no_token),
         cmocka_unit_test(forced_acceptance_is_exact),
         cmocka_unit_test(v43_preemption_while_drafting_changes_no_token),

@@ -10,7 +10,7 @@
 
 struct fake_conf {
     uint64_t seed;
-    uint32_t block, vocab, bad;
+    uint32_t block, vocab, bad, want;
 };
 
 struct kg_spec {
@@ -31,6 +31,8 @@ static const struct kg_opt options[] = {
      "Vocabulary of the drafts. Unit: tokens."},
     {"bad", KG_OPT_BOOL, 0, offsetof(struct fake_conf, bad), "no", 0, 0, NULL,
      "Break the contract now and then. Unit: none."},
+    {"want", KG_OPT_BOOL, 0, offsetof(struct fake_conf, want), "no", 0, 0, NULL,
+     "MODEL: draft a random part of what is allowed. Unit: none."},
     {0},
 };
 
@@ -101,6 +103,17 @@ static int draft_fake(struct kg_spec *s, const struct kg_spec_view *view, uint32
     return bad_now(s) ? KG_EIO : KG_OK;
 }
 
+/* MODEL: as much as is allowed, or a random part of it; now and then too much. */
+static void want_fake(struct kg_spec *s, const struct kg_spec_view *view, uint32_t *wants)
+{
+    for (uint32_t i = 0; i < view->n_seqs && s->conf.want; i++) {
+        wants[i] = (uint32_t)kg_rng_below(&s->rng, view->seqs[i].max_draft + 1ull);
+        if (bad_now(s)) {
+            wants[i] = view->seqs[i].max_draft + 5;
+        }
+    }
+}
+
 static void choose_fake(struct kg_spec *s, const struct kg_spec_view *view, uint32_t *lengths)
 {
     for (uint32_t i = 0; i < view->n_seqs; i++) {
@@ -160,6 +173,7 @@ static const struct kg_spec_ops ops_model = {
     .choose = choose_fake,
     .observe = observe_fake,
     .check = check_fake,
+    .want = want_fake,
 };
 
 const struct kg_plugin double_spec_fake_host = {
