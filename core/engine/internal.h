@@ -272,6 +272,7 @@ struct kg_engine {
     uint64_t tier_bytes[KG_N_KINDS];      /* of a unit, natural */
     uint64_t tier_kept[KG_N_KINDS];       /* of those, kept: fewer when the backend has none */
     uint64_t tier_out_left, tier_in_left; /* bytes, of this step */
+    uint32_t tier_out_any, tier_in_any;   /* a unit was copied in this step */
     uint64_t chain_key[2];
 
     uint64_t exec_ns;      /* time inside exec in this step, by kg_engine_tick */

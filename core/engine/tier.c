@@ -76,14 +76,16 @@ void kg_tier_destroy(struct kg_engine *e)
 void kg_tier_begin(struct kg_engine *e)
 {
     e->tier_out_left = e->tier_in_left = e->conf.tier_step_bytes;
+    e->tier_out_any = e->tier_in_any = 0;
 }
 
 /* Takes bytes from the step's share; the first unit is always within it. */
-static int spend(const struct kg_engine *e, uint64_t *left, uint64_t bytes)
+static int spend(uint64_t *left, uint32_t *any, uint64_t bytes)
 {
-    if (*left < bytes && *left < e->conf.tier_step_bytes) {
+    if (*left < bytes && *any) {
         return 0;
     }
+    *any = 1;
     *left = bytes < *left ? *left - bytes : 0;
     return 1;
 }
@@ -154,7 +156,7 @@ int kg_tier_leave(void *ctx, uint32_t kind, uint32_t unit, const struct kg_chain
         s->tier_had[kind]++;
         return 1;
     }
-    if (!spend(e, &e->tier_out_left, e->tier_bytes[kind])) {
+    if (!spend(&e->tier_out_left, &e->tier_out_any, e->tier_bytes[kind])) {
         s->tier_skipped[kind]++;
         return 0;
     }
@@ -301,14 +303,14 @@ static int load(struct kg_engine *e, struct kg_req *r)
     int rc = KG_OK;
 
     if (!r->state_came) {
-        if (!spend(e, &e->tier_in_left, e->tier_bytes[KG_STATE])) {
+        if (!spend(&e->tier_in_left, &e->tier_in_any, e->tier_bytes[KG_STATE])) {
             return KG_EAGAIN;
         }
         r->state_came = 1;
         rc = fetch(e, r, KG_STATE, to, r->unit);
     }
     while (rc == KG_OK && r->load_at < to) {
-        if (!spend(e, &e->tier_in_left, e->tier_bytes[KG_PAGE])) {
+        if (!spend(&e->tier_in_left, &e->tier_in_any, e->tier_bytes[KG_PAGE])) {
             return KG_EAGAIN;
         }
         rc = kg_adm_take(e, r, (r->load_at + 1) * page);

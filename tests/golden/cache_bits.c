@@ -452,7 +452,7 @@ static void what_was_evicted_comes_back_whole(void **state)
         {.name = "tier, one after the other, split",
          .sets = "plugins.tier=mem plugins.pool=split pool-split.style=ratio pool-split.states=9 "
                  "memory.page_tokens=16 prefix.checkpoint=interval prefix.interval=16 "
-                 "engine.max_seqs=2 memory.bytes=3100k prefix.tier_step_bytes=0",
+                 "engine.max_seqs=2 memory.bytes=3100k",
          .page = 16,
          .batch = 1,
          .n_texts = 6},

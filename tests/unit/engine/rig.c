@@ -269,7 +269,9 @@ void rig_open(struct rig *rig, const struct rig_conf *c)
         .cost = c->cost,
         .cost_table = c->cost_table,
         .prefix = !c->no_prefix,
-        .tier_step_bytes = c->tier_step_bytes != 0 ? c->tier_step_bytes : 1 << 20,
+        .tier_step_bytes = c->tier_step_bytes == RIG_NO_BYTES ? 0
+                           : c->tier_step_bytes != 0          ? c->tier_step_bytes
+                                                              : 1 << 20,
         .checkpoint = or (c->checkpoint, KG_CKPT_AUTO + 1) - 1,
         .interval = or (c->interval, 16),
         .max_draft = c->keep_draft,

@@ -39,7 +39,7 @@ struct rig_conf {
     uint32_t interval;                      /* tokens, 16 */
     uint64_t ghost_bytes;                   /* 64 KiB */
     const char *tier, *tier_opts;           /* none */
-    uint64_t tier_step_bytes;               /* 1 MiB */
+    uint64_t tier_step_bytes;               /* 1 MiB; RIG_NO_BYTES: 0 */
     uint32_t cost;                          /* 1: a cost surface is measured */
     const struct kg_cost_table *cost_table; /* or this one is given */
     /* Replaces the backend's table, for backends that fail. */
@@ -58,6 +58,7 @@ struct rig_part {
     uint64_t held;  /* bytes */
 };
 
+#define RIG_NO_BYTES UINT64_MAX
 #define RIG_IDS 2048 /* requests have ids 1 .. RIG_IDS-1 */
 #define RIG_TOKENS 512
 

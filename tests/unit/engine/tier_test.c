@@ -117,14 +117,13 @@ static void what_came_back_is_there_for_the_next_one(void **state)
     rig_close(&r);
 }
 
-static void a_step_copies_one_share_and_the_others_run_meanwhile(void **state)
+static void one_share(uint64_t step_bytes)
 {
     struct rig r;
     struct rig_conf c = small("mem", "bytes=1000000");
     uint32_t n_steps = 0;
 
-    (void)state;
-    c.tier_step_bytes = 1; /* one unit each way */
+    c.tier_step_bytes = step_bytes;
     c.n_states = 6;
     c.n_pages = 20;
     open_small(&r, &c);
@@ -147,6 +146,13 @@ static void a_step_copies_one_share_and_the_others_run_meanwhile(void **state)
     rig_assert_true(&r, 11);
     assert_true(n_steps > 0);
     rig_close(&r);
+}
+
+static void a_step_copies_one_share_and_the_others_run_meanwhile(void **state)
+{
+    (void)state;
+    one_share(1); /* one unit each way */
+    one_share(RIG_NO_BYTES);
 }
 
 /* S15, V5, V8, V9: one that goes away while its units arrive leaves nothing half done. */
