@@ -116,6 +116,30 @@ def test_switching_under_64_streams_loses_nothing_and_changes_no_token():
         server.wait_for(server.is_idle)
 
 
+def test_switching_on_the_model_itself_changes_no_bit():
+    loop = "the sun, and the sea, and the sun, and the sea, and the sun, and the"
+    asked = [{"prompt": loop[i:], "max_tokens": 60, "temperature": 0.7, "seed": i, "logprobs": 2,
+              "return_token_ids": True} for i in range(6)]
+    with kedge.Server(kedge.CPU) as plain:
+        want = [kedge.gather(plain.stream(COMPLETIONS, body)) for body in asked]
+    with kedge.Server(kedge.CPU, ROOM) as server:
+        streams = [server.stream(COMPLETIONS, body) for body in asked]
+        got = [None] * len(asked)
+
+        def read(i):
+            got[i] = kedge.gather(streams[i])
+
+        threads = [threading.Thread(target=read, args=(i,)) for i in range(len(asked))]
+        for t in threads:
+            t.start()
+        n = 0
+        while any(t.is_alive() for t in threads) or n < 4:
+            change(server, spec="ngram" if n % 2 == 0 else "off", sched="fair" if n % 3 else "fcfs")
+            n += 1
+        assert got == want
+        server.wait_for(server.is_idle)
+
+
 def test_a_client_that_leaves_during_a_change_does_no_harm():
     with kedge.Server(ROOM) as server:
         for i in range(30):
