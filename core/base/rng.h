@@ -5,8 +5,6 @@
 
 #include "base/hash.h"
 
-#include <math.h>
-
 struct kg_rng {
     uint64_t s[4];
 };
@@ -55,12 +53,6 @@ static inline uint64_t kg_rng_below(struct kg_rng *r, uint64_t n)
 static inline double kg_rng_f64(struct kg_rng *r)
 {
     return (double)(kg_rng_u64(r) >> 11) * 0x1.0p-53;
-}
-
-/* Exponentially distributed with the given mean: time between arrivals. */
-static inline double kg_rng_exp(struct kg_rng *r, double mean)
-{
-    return -mean * log1p(-kg_rng_f64(r));
 }
 
 #endif

@@ -380,7 +380,7 @@ enum kg_admit kg_adm_ask(void *ctx, uint32_t index, uint32_t *computed)
     struct kg_engine *e = ctx;
 
     e->n_asked++;
-    if (index >= e->conf.max_requests || e->reqs[index].state != KG_REQ_WAITING) {
+    if (index >= e->conf.max_requests || e->reqs[index].state != KG_LIFE_WAITING) {
         return KG_ADMIT_LATER;
     }
     struct kg_req *r = &e->reqs[index];

@@ -48,10 +48,10 @@ struct kg_job {
 };
 
 enum kg_req_state {
-    KG_REQ_FREE = 0,    /* the index is unused */
-    KG_REQ_WAITING = 1, /* in `waiting`; holds nothing */
-    KG_REQ_PREFILL = 2, /* in `running`; holds slot, grant, state, pages */
-    KG_REQ_DECODE = 3,  /* the same; all known tokens but the last are computed */
+    KG_LIFE_FREE = 0,    /* the index is unused */
+    KG_LIFE_WAITING = 1, /* in `waiting`; holds nothing */
+    KG_LIFE_PREFILL = 2, /* in `running`; holds slot, grant, state, pages */
+    KG_LIFE_DECODE = 3,  /* the same; all known tokens but the last are computed */
 };
 
 /* kg_req.loading */
@@ -299,7 +299,7 @@ static inline uint32_t kg_req_output(const struct kg_req *r)
 
 static inline int kg_req_holds(const struct kg_req *r)
 {
-    return r->state == KG_REQ_PREFILL || r->state == KG_REQ_DECODE;
+    return r->state == KG_LIFE_PREFILL || r->state == KG_LIFE_DECODE;
 }
 
 /* --- request.c: states, lists, units --- */

@@ -61,7 +61,7 @@ static int check_item(struct kg_engine *e, const struct kg_sched_view *v,
         return 0;
     }
     r->stamp = e->n_checks;
-    if (r->state == KG_REQ_DECODE) {
+    if (r->state == KG_LIFE_DECODE) {
         *rows += v->decode_rows;
         return it->n_tokens == 1;
     }
@@ -127,7 +127,7 @@ static void fill_picks(struct kg_engine *e, int n)
         struct kg_req *r = &e->reqs[e->items[i].index];
         struct kg_pick *p = &e->picks[e->n_picks++];
         *p = (struct kg_pick){
-            .req = r, .n_tokens = e->items[i].n_tokens, .decode = r->state == KG_REQ_DECODE};
+            .req = r, .n_tokens = e->items[i].n_tokens, .decode = r->state == KG_LIFE_DECODE};
         if (!p->decode && e->test.chunk != NULL) {
             uint32_t k = e->test.chunk(e->test.ctx, r->id, r->past, p->n_tokens);
             p->n_tokens = k >= 1 && k < p->n_tokens ? k : p->n_tokens;

@@ -6,10 +6,10 @@
 
 /* Which state may follow which: row from, bit to. */
 static const uint8_t follows[] = {
-    [KG_REQ_FREE] = 1u << KG_REQ_WAITING,
-    [KG_REQ_WAITING] = 1u << KG_REQ_PREFILL | 1u << KG_REQ_FREE,
-    [KG_REQ_PREFILL] = 1u << KG_REQ_DECODE | 1u << KG_REQ_WAITING | 1u << KG_REQ_FREE,
-    [KG_REQ_DECODE] = 1u << KG_REQ_WAITING | 1u << KG_REQ_FREE,
+    [KG_LIFE_FREE] = 1u << KG_LIFE_WAITING,
+    [KG_LIFE_WAITING] = 1u << KG_LIFE_PREFILL | 1u << KG_LIFE_FREE,
+    [KG_LIFE_PREFILL] = 1u << KG_LIFE_DECODE | 1u << KG_LIFE_WAITING | 1u << KG_LIFE_FREE,
+    [KG_LIFE_DECODE] = 1u << KG_LIFE_WAITING | 1u << KG_LIFE_FREE,
 };
 
 /* A change of state outside the table is a fault of the engine itself: the backend is given up,
@@ -36,7 +36,7 @@ static struct kg_sched_req row_of(const struct kg_req *r)
         .arrival_ns = r->job->done.arrival_ns,
         .n_prompt = r->n_target,
         .n_computed = r->past,
-        .decoding = r->state == KG_REQ_DECODE,
+        .decoding = r->state == KG_LIFE_DECODE,
         .paused = r->paused || r->loading == KG_LOAD_HELD,
     };
 }
@@ -176,7 +176,7 @@ void kg_req_arrive(struct kg_engine *e, uint32_t index, struct kg_job *job)
     r->slot = r->grant = r->unit = KG_NONE;
     r->lifetime = e->conf.lifetime;
     job->done.arrival_ns = e->parts.exec_ops->now(e->parts.exec);
-    set_state(e, r, KG_REQ_WAITING);
+    set_state(e, r, KG_LIFE_WAITING);
     e->n_live++;
     waiting_insert(e, r);
     struct kg_sched_req row = row_of(r);
@@ -214,14 +214,14 @@ void kg_req_admit(struct kg_engine *e, struct kg_req *r, uint32_t grant, uint32_
         r->admission = ++e->n_admissions;
         r->job->done.admitted_ns = e->parts.exec_ops->now(e->parts.exec);
     }
-    set_state(e, r, KG_REQ_PREFILL);
+    set_state(e, r, KG_LIFE_PREFILL);
     e->admitted[e->n_admitted++] = r->index;
     e->n_changes++;
 }
 
 void kg_req_decode(struct kg_engine *e, struct kg_req *r)
 {
-    set_state(e, r, KG_REQ_DECODE);
+    set_state(e, r, KG_LIFE_DECODE);
     e->running[r->place].decoding = 1;
 }
 
@@ -250,7 +250,7 @@ void kg_req_requeue(struct kg_engine *e, struct kg_req *r)
     r->has_match = 0; /* more tokens are known now */
     r->n_target = r->n_tokens;
     e->n_changes++;
-    set_state(e, r, KG_REQ_WAITING);
+    set_state(e, r, KG_LIFE_WAITING);
     waiting_insert(e, r);
 }
 
@@ -289,7 +289,7 @@ void kg_req_end(struct kg_engine *e, struct kg_req *r, uint32_t finish, int rc, 
     e->stats.finished[finish]++;
     kg_pol_release(e, r);
     e->n_changes++;
-    set_state(e, r, KG_REQ_FREE);
+    set_state(e, r, KG_LIFE_FREE);
     r->job = NULL;
     e->n_live--;
     kg_port_out(e, r->index, KG_EVENT_DONE, 0, 0);
@@ -298,7 +298,7 @@ void kg_req_end(struct kg_engine *e, struct kg_req *r, uint32_t finish, int rc, 
 void kg_req_end_all(struct kg_engine *e, uint32_t finish, int rc, const char *text)
 {
     for (uint32_t i = 0; i < e->conf.max_requests && e->n_live > 0; i++) {
-        if (e->reqs[i].state != KG_REQ_FREE) {
+        if (e->reqs[i].state != KG_LIFE_FREE) {
             kg_req_end(e, &e->reqs[i], finish, rc, text);
         }
     }
@@ -310,7 +310,7 @@ int kg_req_steer(struct kg_engine *e, uint32_t index)
     struct kg_req *r = &e->reqs[index];
     struct kg_control *c = &e->control[index];
 
-    if (r->state == KG_REQ_FREE) {
+    if (r->state == KG_LIFE_FREE) {
         return 0;
     }
     if (atomic_load_explicit(&c->cancel, memory_order_relaxed)) {
@@ -382,7 +382,7 @@ static int check_running(const struct kg_engine *e, uint32_t i, struct kg_error 
     const struct kg_req *r = &e->reqs[row->index];
 
     if (!kg_req_holds(r) || r->place != i || row->n_computed != r->past ||
-        row->decoding != (r->state == KG_REQ_DECODE)) {
+        row->decoding != (r->state == KG_LIFE_DECODE)) {
         return kg_fail(err, KG_EINVAL, "engine: running row %u of request %llu is not its state", i,
                        (unsigned long long)r->id);
     }
@@ -418,7 +418,7 @@ int kg_req_check(const struct kg_engine *e, struct kg_error *err)
     }
     for (uint32_t i = w->head; i < w->head + w->n; i++) {
         const struct kg_req *r = &e->reqs[w->rows[i].index];
-        if (r->state != KG_REQ_WAITING || r->n_pages != 0 || r->grant != KG_NONE ||
+        if (r->state != KG_LIFE_WAITING || r->n_pages != 0 || r->grant != KG_NONE ||
             (i > w->head && w->rows[i - 1].id >= w->rows[i].id)) {
             return kg_fail(err, KG_EINVAL, "engine: waiting row %u holds memory or is out of order",
                            i - w->head);
