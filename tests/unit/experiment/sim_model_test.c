@@ -365,6 +365,38 @@ static void broken_stacks_and_layouts_are_refused(void **state)
     assert_null(sim_shape_find("gpt"));
 }
 
+static void every_model_has_a_time_on_every_system(void **state)
+{
+    (void)state;
+    static const char *const shapes[] = {"kimi_k3",     "kimi_linear", "kimi_k2",
+                                         "deepseek_v3", "minimax_m2",  "qwen35_397b"};
+    static const char *const systems[] = {"h100_sxm", "h200_sxm", "b200_sxm",
+                                          "b300_sxm", "gb200",    "gb300"};
+    static const struct sim_layout layouts[] = {
+        {1, 1, 1, 1, 1, "bfloat16", 0, 0}, {8, 1, 1, 1, 1, "bfloat16", 0, 0},
+        {8, 8, 1, 1, 1, "fp8", 0, 0},      {8, 1, 2, 8, 1, "bfloat16", 0, 0},
+        {1, 8, 1, 1, 8, "bfloat16", 1, 1}, {16, 1, 1, 1, 1, "bfloat16", 0.53, 0}};
+    for (uint32_t i = 0; i < 6 * 6 * 6; i++) {
+        static struct sim_model m;
+        struct kg_error err = {0};
+        char file[400];
+        (void)snprintf(file, sizeof(file), "%.*s/%s.tab", (int)(strrchr(tables, '/') - tables),
+                       tables, systems[i % 6]);
+        if (sim_model_open(&m, file, NULL, sim_shape_find(shapes[i / 6 % 6]), &layouts[i / 36],
+                           &err) != KG_OK) {
+            fail_msg("%s", err.text);
+        }
+        struct sim_load w = {.seqs = 4, .rows = 4, .context = 16384, .samples = 4};
+        double one = sim_model_step(&m, &w, NULL);
+        w.prompts = 1;
+        w.prompt_rows = 2048;
+        w.prompt_us = sim_model_prompt(&m, 512, 2048);
+        double both = sim_model_step(&m, &w, NULL);
+        assert_true(one > 500 && one < 1e6 && both > one && both < 1e8);
+        sim_model_close(&m);
+    }
+}
+
 /* --- surfaces --- */
 
 static const char surface_text[] = "kedge-surface 1\n"
@@ -442,6 +474,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(more_work_takes_more_time),
         cmocka_unit_test(a_release_changes_only_what_it_says),
         cmocka_unit_test(broken_stacks_and_layouts_are_refused),
+        cmocka_unit_test(every_model_has_a_time_on_every_system),
         cmocka_unit_test(a_surface_is_met_at_its_points_and_between),
         cmocka_unit_test(broken_surfaces_are_refused_with_their_line),
     };
