@@ -1,6 +1,7 @@
 #include "cpu.h"
 
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -20,15 +21,20 @@ static const struct kg_opt options[] = {
      "How rejected drafts are undone. replay: each verified row leaves a small record, accepted "
      "ones are applied to the state. snapshot: a whole state is kept after each verified row, the "
      "reference. The results are the same bits; kedge check prints the bytes of both."},
+    {"clock", KG_OPT_ENUM, 0, offsetof(struct cpu_conf, clock), "real", 0, 0, "real|cpu",
+     "cpu: time is what this process computed, waiting is skipped; for kedge replay on a machine "
+     "that does other things too. Needs threads = 1."},
     {NULL, 0, 0, 0, NULL, 0, 0, NULL, NULL},
 };
 
-uint64_t cpu_now_ns(void)
+uint64_t cpu_now_ns(const struct kg_exec *e)
 {
     struct timespec t;
 
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    (void)clock_gettime(e->cpu_clock ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec +
+           atomic_load_explicit(&((struct kg_exec *)(uintptr_t)e)->skipped_ns,
+                                memory_order_relaxed);
 }
 
 static uint32_t count_cpus(void)
@@ -180,7 +186,10 @@ static int cpu_open(const struct kg_host *host, const void *conf, const struct k
         return kg_fail(err, KG_ENOMEM, "no memory for an instance of exec-cpu");
     memset(e, 0, sizeof(*e));
     e->host = host;
+    e->cpu_clock = ((const struct cpu_conf *)conf)->clock;
     rc = load(e, conf, args, err);
+    if (rc == KG_OK && e->cpu_clock && ((const struct cpu_conf *)conf)->threads != 1)
+        rc = kg_fail(err, KG_ECONFIG, "[exec-cpu] clock = cpu counts one thread: set threads = 1");
     if (rc < 0) {
         cpu_close(e);
         return rc;
@@ -223,6 +232,8 @@ static void cpu_describe(const struct kg_exec *e, struct kg_exec_desc *d)
         .rewind_bytes = e->sizes.rewind_bytes,
         .rewind = e->rewind == KG_REWIND_SNAPSHOT ? "snapshot" : "replay",
     };
+    if (e->cpu_clock)
+        d->caps |= KG_EXEC_CAP_VIRTUAL;
     if (e->draft.ckpt != NULL) {
         d->caps |= KG_EXEC_CAP_DRAFT;
         d->draft_block = e->draft.ckpt->config.block;
@@ -309,8 +320,15 @@ static int cpu_write(struct kg_exec *e, uint32_t kind, uint32_t id, const void *
 
 static uint64_t cpu_now(const struct kg_exec *e)
 {
-    (void)e;
-    return cpu_now_ns();
+    return cpu_now_ns(e);
+}
+
+static void cpu_advance(struct kg_exec *e, uint64_t t_ns)
+{
+    uint64_t now = cpu_now_ns(e);
+
+    if (e->cpu_clock && t_ns > now)
+        atomic_fetch_add_explicit(&e->skipped_ns, t_ns - now, memory_order_relaxed);
 }
 
 static int cpu_views(const struct kg_exec *e, const struct kg_view **views, uint32_t *n)
@@ -340,6 +358,7 @@ static const struct kg_exec_ops ops = {
     .profile = cpu_profile,
     .now = cpu_now,
     .draft = cpu_draft,
+    .advance = cpu_advance,
     .views = cpu_views,
     .profile_draft = cpu_profile_draft,
 };
@@ -354,7 +373,8 @@ static const struct kg_plugin plugin = {
     .version = KG_VERSION,
     .summary = "Kimi K3 and Kimi-Linear on the CPU, reproducible to the bit",
     .caps = KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK | KG_EXEC_CAP_INVARIANT_PATH |
-            KG_EXEC_CAP_DRAFT | KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS,
+            KG_EXEC_CAP_DRAFT | KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS |
+            KG_EXEC_CAP_VIRTUAL,
     .opts = options,
     .conf_size = sizeof(struct cpu_conf),
     .ops = &ops,

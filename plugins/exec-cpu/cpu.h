@@ -21,6 +21,7 @@ struct cpu_conf {
     uint32_t threads; /* 0: as many as the process may use */
     uint32_t isa;     /* enum cpu_isa */
     uint32_t rewind;  /* enum kg_rewind */
+    uint32_t clock;   /* 0 real, 1 CPU time of the process */
 };
 
 enum cpu_isa {
@@ -99,6 +100,8 @@ struct cpu_drafting {
 
 struct kg_exec {
     const struct kg_host *host;
+    uint32_t cpu_clock;          /* [exec-cpu] clock = cpu */
+    _Atomic uint64_t skipped_ns; /* by advance, with it */
     struct kg_ckpt *ckpt;
     struct kg_team *team;
     const struct kg_kernels *kernels;
@@ -153,7 +156,7 @@ int cpu_profile(struct kg_exec *e, uint32_t n_seqs, uint32_t rows, uint32_t cont
 int cpu_profile_draft(struct kg_exec *e, uint32_t n_seqs, uint32_t n_tokens, uint32_t context,
                       uint64_t *ns);
 /* Nanoseconds of the monotonic clock. */
-uint64_t cpu_now_ns(void);
+uint64_t cpu_now_ns(const struct kg_exec *e);
 /* Fills e->views for the bound layout. */
 KG_CHECKED int cpu_views_open(struct kg_exec *e, struct kg_error *err);
 

@@ -239,7 +239,7 @@ static void end_runs(struct kg_exec *e, uint32_t n)
 int cpu_draft(struct kg_exec *e, struct kg_draft *drafts, uint32_t n)
 {
     struct cpu_drafting *d = &e->draft;
-    uint64_t start = cpu_now_ns();
+    uint64_t start = cpu_now_ns(e);
     uint32_t n_runs = 0, most = 0;
     int rc = check_drafts(e, drafts, n);
 
@@ -261,6 +261,6 @@ int cpu_draft(struct kg_exec *e, struct kg_draft *drafts, uint32_t n)
         keep_drafts(e, n_runs);
     }
     end_runs(e, n_runs);
-    d->ns += cpu_now_ns() - start;
+    d->ns += cpu_now_ns(e) - start;
     return KG_OK;
 }

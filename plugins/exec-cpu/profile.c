@@ -77,6 +77,7 @@ static void fill(struct bench *b, const struct kg_exec *e, uint32_t n_seqs, uint
     uint32_t window =
         (rows + n_seqs - 1) / n_seqs; /* a prefill when it is longer than one can be */
     int verify = window > 1 && window - 1 <= e->limits.max_draft;
+    uint32_t n_out = 0;
 
     for (uint32_t i = 0; i < n_seqs; i++) {
         uint32_t *pages = b->pages + (size_t)i * per_seq;
@@ -94,30 +95,31 @@ static void fill(struct bench *b, const struct kg_exec *e, uint32_t n_seqs, uint
                                              .verify = verify};
         b->commit[i] = n;
         row0 += n;
+        /* a window yields a token at each row, a prompt at its last */
+        for (uint32_t r = verify || n == 0 ? row0 - n : row0 - 1; r < row0; r++)
+            b->out_rows[n_out++] = r;
     }
-    for (uint32_t r = 0; r < rows; r++) {
+    for (uint32_t r = 0; r < rows; r++)
         b->tokens[r] = r * 7919u % e->limits.vocab;
-        b->out_rows[r] = r;
-    }
     b->pass = (struct kg_forward){.units = &b->units,
                                   .tokens = b->tokens,
                                   .seqs = b->seqs,
                                   .out_rows = b->out_rows,
                                   .n_rows = rows,
                                   .n_seqs = n_seqs,
-                                  .n_out = rows,
-                                  .n_logits = rows};
+                                  .n_out = n_out,
+                                  .n_logits = n_out};
 }
 
-/* One step: the pass, a greedy pick from every row, the commit of windows and the records of the
- * drafter. */
+/* One step: the pass, a greedy pick from every row that yields a token, the commit of windows and
+ * the records of the drafter. */
 static uint64_t run(struct kg_exec *e, const struct bench *b)
 {
     static const struct kg_sampling greedy = {.top_p = 1.0f};
-    uint64_t start = cpu_now_ns();
+    uint64_t start = cpu_now_ns(e);
 
     kg_model_forward(e->model, &b->pass);
-    for (uint32_t r = 0; r < b->pass.n_rows; r++) {
+    for (uint32_t r = 0; r < b->pass.n_out; r++) {
         struct cpu_draw *d = &e->step.draws[r];
         *d = (struct cpu_draw){.is_pick = 1};
         d->run =
@@ -128,13 +130,13 @@ static uint64_t run(struct kg_exec *e, const struct bench *b)
                                .sampling = &greedy,
                                .tokens = &e->step.emitted[r]};
     }
-    cpu_draw_all(e, b->pass.n_rows);
+    cpu_draw_all(e, b->pass.n_out);
     if (b->seqs[0].verify)
         kg_model_commit(e->model, &b->pass, b->commit);
     if (e->draft.drafter != NULL)
         kg_drafter_inject(e->draft.drafter, &b->units, kg_model_features(e->model), b->seqs,
                           b->commit, b->pass.n_seqs);
-    return cpu_now_ns() - start;
+    return cpu_now_ns(e) - start;
 }
 
 /* Time the process computed, a thread's share: on a busy machine a run that was interrupted is long
@@ -182,7 +184,7 @@ static uint64_t run_draft(struct kg_exec *e, const struct bench *b, struct kg_dr
 {
     static const struct kg_sampling greedy = {.top_p = 1.0f};
     uint32_t n_seqs = b->pass.n_seqs;
-    uint64_t start = cpu_now_ns();
+    uint64_t start = cpu_now_ns(e);
 
     kg_drafter_begin(e->draft.drafter, &b->units, seqs, n_seqs);
     for (uint32_t i = 0; i < n_seqs; i++)
@@ -201,7 +203,7 @@ static uint64_t run_draft(struct kg_exec *e, const struct bench *b, struct kg_dr
         }
         cpu_draw_all(e, n_seqs);
     }
-    return cpu_now_ns() - start;
+    return cpu_now_ns(e) - start;
 }
 
 int cpu_profile_draft(struct kg_exec *e, uint32_t n_seqs, uint32_t n_tokens, uint32_t context,

@@ -322,7 +322,7 @@ static void clear_nan(struct kg_seq_result *r)
 static void commit(struct kg_exec *e, const struct kg_forward *f)
 {
     struct cpu_step *s = &e->step;
-    uint64_t start = cpu_now_ns();
+    uint64_t start = cpu_now_ns(e);
 
     if (s->n_verify > 0)
         kg_model_commit(e->model, f, s->n_commit);
@@ -333,13 +333,13 @@ static void commit(struct kg_exec *e, const struct kg_forward *f)
     if (e->draft.drafter != NULL)
         kg_drafter_inject(e->draft.drafter, &e->units, kg_model_features(e->model), f->seqs,
                           s->n_inject, f->n_seqs);
-    s->commit_ns = cpu_now_ns() - start;
+    s->commit_ns = cpu_now_ns(e) - start;
 }
 
 int cpu_submit(struct kg_exec *e, const struct kg_batch *batch, struct kg_error *err)
 {
     struct cpu_step *s = &e->step;
-    uint64_t start = cpu_now_ns();
+    uint64_t start = cpu_now_ns(e);
     struct kg_forward f;
     int rc;
 
@@ -367,7 +367,7 @@ int cpu_submit(struct kg_exec *e, const struct kg_batch *batch, struct kg_error 
     s->n_results = batch->n_seqs;
     s->number = batch->step;
     s->draft_ns = e->draft.ns;
-    s->took_ns = cpu_now_ns() - start + s->draft_ns;
+    s->took_ns = cpu_now_ns(e) - start + s->draft_ns;
     e->draft.ns = 0;
     s->waiting = 1;
     return KG_OK;
