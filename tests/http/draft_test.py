@@ -75,6 +75,36 @@ def test_check_prints_the_drafters_bytes():
     assert "blocks of 7; 640 bytes of each token in a page, weights " in out.stdout
 
 
+def test_a_policy_that_decides_changes_no_answer_and_says_when_it_cannot():
+    conf = kedge.merged(kedge.CPU, DRAFT, {"plugins": {"spec": "confidence"}})
+    with kedge.Server(conf) as deciding:
+        for body in asks():
+            assert choices(deciding.ok(COMPLETIONS, body)) == choices(server.ok(COMPLETIONS, body))
+        m = {k.split("{")[0]: v for k, v in deciding.metrics().items()}
+        assert m["kedge:spec_confidence_active"] == 0, "there is no cost surface"
+        assert m["kedge:spec_confidence_rounds_total"] > 0
+        accepted = m["kedge:spec_confidence_accepted_tokens_total"]
+        expected = m["kedge:spec_confidence_expected_millitokens_total"] / 1000
+        assert 0 < accepted < 3 * expected + 20
+
+
+def test_greedy_answers_are_the_same_under_every_rule_and_check_says_what_holds():
+    for accept, promise in (("rejection", "distribution only"), ("block", "distribution only"),
+                            ("coupling", "bit for bit")):
+        conf = kedge.merged(kedge.CPU, DRAFT, {"spec": {"accept": accept}})
+        out = check(conf)
+        assert out.returncode == 0 and promise in out.stdout, out
+        if accept == "coupling":
+            continue
+        with kedge.Server(conf) as other:
+            for body in asks():
+                if body["temperature"] == 0:
+                    assert choices(other.ok(COMPLETIONS, body)) == choices(
+                        server.ok(COMPLETIONS, body))
+                else:
+                    assert other.ok(COMPLETIONS, body)["usage"]["completion_tokens"] > 0
+
+
 def test_what_does_not_fit_is_refused_by_name_before_anything_listens():
     for change, text in (
             ({"model": {"draft": os.path.join(kedge.ROOT, "nowhere")}}, "nowhere"),
@@ -86,11 +116,12 @@ def test_what_does_not_fit_is_refused_by_name_before_anything_listens():
         assert out.returncode != 0 and text in out.stderr + out.stdout, (change, out)
 
 
-def test_the_example_configuration_is_whole():
-    out = subprocess.run([kedge.BINARY, "check", "-c",
-                          os.path.join(kedge.ROOT, "scripts", "conf", "dspark.ini")],
-                         capture_output=True, text=True, timeout=kedge.DEADLINE)
-    assert out.returncode == 0, out.stderr
+def test_the_example_configurations_are_whole():
+    for name in ("dspark.ini", "confidence.ini"):
+        out = subprocess.run([kedge.BINARY, "check", "-c",
+                              os.path.join(kedge.ROOT, "scripts", "conf", name)],
+                             capture_output=True, text=True, timeout=kedge.DEADLINE)
+        assert out.returncode == 0, out.stderr
 
 
 if __name__ == "__main__":
