@@ -33,6 +33,8 @@ struct end {
     uint64_t id;
     uint32_t at;   /* first token behind the block */
     uint32_t next; /* the first later request that has it and goes on, KG_NONE */
+    uint32_t n_behind;
+    uint64_t behind[KG_EXPAND_MAX_BEHIND]; /* different full blocks that follow it */
 };
 
 /* Tokens of one content: offset `from` of block `id` on, over its followers. */
@@ -64,7 +66,7 @@ static int end_of(const struct kg_trace *t, const struct kg_trace_req *q, struct
         const struct kg_trace_piece *p = &t->pieces[q->pieces_at + k];
         if (p->at < q->n_named) {
             uint32_t n = q->n_named - p->at < p->n ? q->n_named - p->at : p->n;
-            *e = (struct end){p->id + n / q->block - 1, p->at + n, KG_NONE};
+            *e = (struct end){.id = p->id + n / q->block - 1, .at = p->at + n, .next = KG_NONE};
             return n % q->block == 0 && n > 0;
         }
     }
@@ -89,8 +91,35 @@ static size_t lower(const struct end *ends, size_t n, uint64_t id, uint32_t at)
     return lo;
 }
 
-/* Request i has the blocks of its pieces: whoever ends in one of them goes on in i. */
-static void offer(const struct kg_trace *t, uint32_t i, struct end *ends, size_t n)
+/* Block `id` follows the end somewhere. */
+static void note_behind(struct end *e, uint64_t id)
+{
+    for (uint32_t k = 0; k < e->n_behind; k++) {
+        if (e->behind[k] == id) {
+            return;
+        }
+    }
+    if (e->n_behind < KG_EXPAND_MAX_BEHIND) {
+        e->behind[e->n_behind++] = id;
+    }
+}
+
+/* The full block of request q at token `at`; 0 when it has none there. */
+static int block_at(const struct kg_trace *t, const struct kg_trace_req *q, uint32_t k, uint32_t at,
+                    uint64_t *id)
+{
+    const struct kg_trace_piece *p = &t->pieces[q->pieces_at + k];
+
+    if (at >= p->at + p->n && k + 1 < q->n_pieces) {
+        p++;
+    }
+    *id = p->id + (at - p->at) / q->block;
+    return at + q->block <= q->n_named;
+}
+
+/* Request i has the blocks of its pieces: whoever ends in one of them goes on in i, unless `count`
+ * only asks what follows. */
+static void offer(const struct kg_trace *t, uint32_t i, int count, struct end *ends, size_t n)
 {
     const struct kg_trace_req *q = &t->reqs[i];
 
@@ -99,8 +128,14 @@ static void offer(const struct kg_trace *t, uint32_t i, struct end *ends, size_t
         uint64_t blocks = p->n / q->block;
         for (size_t e = lower(ends, n, p->id, 0); e < n && ends[e].id < p->id + blocks; e++) {
             uint64_t end = p->at + (ends[e].id - p->id + 1) * q->block;
-            if (ends[e].at == end && end < q->n_prompt) {
+            uint64_t id;
+            if (ends[e].at != end || end >= q->n_prompt) {
+                continue;
+            }
+            if (!count) {
                 ends[e].next = i;
+            } else if (block_at(t, q, k, (uint32_t)end, &id)) {
+                note_behind(&ends[e], id);
             }
         }
     }
@@ -124,12 +159,16 @@ static int find_continuations(struct kg_expand *x, struct kg_error *err)
             ends[kept++] = ends[k];
         }
     }
+    for (uint32_t i = 0; i < t->n; i++) {
+        offer(t, i, 1, ends, kept);
+    }
     for (uint32_t i = t->n; i-- > 0;) { /* backwards: `next` is always the first later one */
         x->cont[i] = t->reqs[i].cont;
         if (x->cont[i] == KG_NONE && end_of(t, &t->reqs[i], &e)) {
-            x->cont[i] = ends[lower(ends, kept, e.id, e.at)].next;
+            const struct end *own = &ends[lower(ends, kept, e.id, e.at)];
+            x->cont[i] = own->n_behind < KG_EXPAND_MAX_BEHIND ? own->next : KG_NONE;
         }
-        offer(t, i, ends, kept);
+        offer(t, i, 0, ends, kept);
     }
     free(ends);
     return KG_OK;

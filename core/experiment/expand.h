@@ -7,7 +7,8 @@
  * request with B at place k and something behind it goes on from this one. The rest of the prompt
  * (its partial last block) and the answer equal that request's tokens at the same positions as far
  * as it reaches; what it does not reach is seeded. A prompt without a full block has no such
- * request.
+ * request, nor has one whose B has KG_EXPAND_MAX_BEHIND different full blocks behind it in the
+ * trace: that is a beginning many share, not the end of one conversation.
  */
 #ifndef KEDGE_EXPERIMENT_EXPAND_H
 #define KEDGE_EXPERIMENT_EXPAND_H
@@ -15,6 +16,8 @@
 #include "experiment/trace.h"
 
 struct kg_expand;
+
+#define KG_EXPAND_MAX_BEHIND 8u
 
 /* How much was resolved from a continuation, tokens. */
 struct kg_expand_share {

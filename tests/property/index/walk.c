@@ -259,7 +259,8 @@ static void donate(struct walk *w, struct walker *r)
     uint64_t prefix = oracle_prefix(r->salt, r->tokens, p);
     struct oracle_entry *page = oracle_find(&w->oracle, KG_PAGE, prefix);
     struct oracle_entry *old = oracle_find(&w->oracle, KG_STATE, prefix);
-    int rc = kg_index_donate(w->ix, &r->path, r->tokens, p, unit, 0);
+    int rc = kg_index_donate(w->ix, &r->path, r->tokens, p, unit,
+                             (uint32_t)kg_rng_below(&w->rng, KG_INDEX_KINDS));
     assert_int_equal(rc, page != NULL && old == NULL ? KG_OK : KG_EAGAIN);
     if (rc != KG_OK) {
         give(w, KG_STATE, unit);

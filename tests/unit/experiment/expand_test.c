@@ -115,6 +115,35 @@ static void an_answer_is_resolved_as_far_as_the_continuation_reaches(void **stat
     close_world(&w);
 }
 
+/* A first block that `n` conversations go on from, each its own way, behind one that ends in it. */
+static uint32_t cont_of_shared(uint32_t n)
+{
+    struct world w;
+    char text[4000];
+    int at = sprintf(text, LINE(40, 6, "[1,2]"));
+
+    for (uint32_t i = 0; i < n; i++) {
+        at += sprintf(text + at,
+                      "{\"timestamp\":0,\"block\":16,\"input_length\":52,\"output_length\":1,"
+                      "\"hash_ids\":[1,2,%u,%u]}\n",
+                      10 + i, 100 + i);
+    }
+    open_world(&w, text, KG_TRACE_NATIVE, 1);
+    uint32_t cont = kg_expand_cont(w.x, 0);
+    assert_int_equal(common(&w, 0, 1), cont == KG_NONE ? 32 : 46);
+    close_world(&w);
+    return cont;
+}
+
+static void a_beginning_that_many_share_is_nobodys_end(void **state)
+{
+    (void)state;
+    assert_int_equal(cont_of_shared(1), 1);
+    assert_int_equal(cont_of_shared(KG_EXPAND_MAX_BEHIND - 1), 1);
+    assert_int_equal(cont_of_shared(KG_EXPAND_MAX_BEHIND), KG_NONE);
+    assert_int_equal(cont_of_shared(2 * KG_EXPAND_MAX_BEHIND), KG_NONE);
+}
+
 static void ends_of_ends_are_followed(void **state)
 {
     (void)state;
@@ -298,6 +327,7 @@ int main(void)
         cmocka_unit_test(equal_ids_are_equal_tokens_and_others_are_not),
         cmocka_unit_test(a_partial_block_and_the_answer_come_from_the_next_turn),
         cmocka_unit_test(an_answer_is_resolved_as_far_as_the_continuation_reaches),
+        cmocka_unit_test(a_beginning_that_many_share_is_nobodys_end),
         cmocka_unit_test(ends_of_ends_are_followed),
         cmocka_unit_test(an_equal_prompt_is_equal_to_its_last_token),
         cmocka_unit_test(a_block_at_another_place_or_an_earlier_request_is_no_continuation),
