@@ -413,6 +413,29 @@ static void reverse_taps(float *features, uint32_t rows, size_t width)
     }
 }
 
+/* Later layers of this target differ little, so a tap one layer late costs hardly any acceptance:
+ * that taps are the right ones is for the numbers to show. */
+static void other_taps_are_far_from_those_of_pytorch(void **state)
+{
+    (void)state;
+    static void (*const changes[])(struct kg_draft_config *) = {taps_one_early, taps_one_late,
+                                                                other_stream};
+    for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
+        uint32_t n;
+        struct rig r;
+        const int32_t *ids = ids_of("code", &n);
+        open_rig(&r, changes[i], NULL);
+        feed(&r, ids, n, MAX_TOKENS);
+        size_t width = (size_t)r.draft_ckpt->config.n_taps * r.ckpt->config.hidden;
+        double off = rig_compare(kg_model_features(r.model) + (n - LAST) * width,
+                                 want("code", "taps", LAST * width), LAST * width)
+                         .max;
+        print_message("  off by %.2g\n", off);
+        assert_true(off > 1000 * LIMIT);
+        rig_close(&r);
+    }
+}
+
 static void a_wrong_tap_position_or_row_is_not_accepted(void **state)
 {
     (void)state;
@@ -423,14 +446,13 @@ static void a_wrong_tap_position_or_row_is_not_accepted(void **state)
         uint32_t early, lost_row;
         double most; /* of the right one's acceptance */
     } wrong[] = {
-        {"row 0 dropped", NULL, NULL, 0, 1, 0.3},
-        {"block one position early", NULL, NULL, 1, 0, 0.9},
-        {"features of the neighbour token", NULL, shift_features, 0, 0, 0.9},
-        {"taps one layer early", taps_one_early, NULL, 0, 0, 0.9},
-        {"taps one layer late", taps_one_late, NULL, 0, 0, 0.9},
-        {"prefix sum for the mixture", other_stream, NULL, 0, 0, 0.9},
-        {"order of taps reversed", NULL, reverse_taps, 0, 0, 0.9},
-        {"rotation in the other pairs", other_pairs, NULL, 0, 0, 0.95},
+        {"row 0 dropped", NULL, NULL, 0, 1, 0.85},
+        {"block one position early", NULL, NULL, 1, 0, 0.93},
+        {"features of the neighbour token", NULL, shift_features, 0, 0, 0.93},
+        {"taps one layer early", taps_one_early, NULL, 0, 0, 0.95},
+        {"prefix sum for the mixture", other_stream, NULL, 0, 0, 0.85},
+        {"order of taps reversed", NULL, reverse_taps, 0, 0, 0.85},
+        {"rotation in the other pairs", other_pairs, NULL, 0, 0, 0.7},
     };
     json_t *config = json_load_file(DRAFTER "/config.json", 0, NULL);
     json_int_t steps =
@@ -460,6 +482,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(features_records_hidden_logits_and_confidences_are_those_of_pytorch),
         cmocka_unit_test(a_layer_that_is_not_causal_is_that_of_pytorch),
+        cmocka_unit_test(other_taps_are_far_from_those_of_pytorch),
         cmocka_unit_test(a_wrong_tap_position_or_row_is_not_accepted),
     };
 
