@@ -224,8 +224,11 @@ static void settle_seq(struct kg_engine *e, const struct kg_pick *p, const struc
         kg_req_end(e, r, KG_FINISH_STOP, KG_OK, NULL);
     } else if (kg_req_output(r) == r->job->max_tokens) {
         kg_req_end(e, r, KG_FINISH_LENGTH, KG_OK, NULL);
-    } else if (!p->decode && res->n_tokens > 0) {
-        kg_req_decode(e, r);
+    } else if (res->n_tokens > 0) {
+        if (!p->decode) {
+            kg_req_decode(e, r);
+        }
+        kg_window_count(e, r);
     }
 }
 

@@ -245,7 +245,8 @@ struct kg_engine {
     struct kg_window_class *classes;      /* [n_classes]; NULL: no policy has a say */
     struct kg_window_class **classes_now; /* [max_seqs] those with decoding requests */
     uint32_t n_classes, n_classes_now;
-    uint32_t windows; /* the policy has a say in this step */
+    uint32_t n_decoding; /* requests counted in them */
+    uint32_t windows;    /* the policy has a say in this step */
     uint64_t n_gathered;
 
     struct kg_ring *inbox, *outbox;
@@ -465,8 +466,11 @@ uint32_t kg_window_step(struct kg_engine *e);
 uint32_t kg_window_limit(const struct kg_engine *e, const struct kg_req *r);
 /* All drafts are to be verified. */
 int kg_window_is_set(const struct kg_engine *e, const struct kg_req *r);
-void kg_window_seen(struct kg_engine *e, const struct kg_req *r, uint32_t n_verified,
+/* What became of a request's window. */
+void kg_window_seen(struct kg_engine *e, struct kg_req *r, uint32_t n_verified,
                     uint32_t n_accepted);
+/* A request whose step was settled decodes in the next one. */
+void kg_window_count(struct kg_engine *e, struct kg_req *r);
 
 /* --- batch.c --- */
 

@@ -30,6 +30,7 @@ int kg_window_create(struct kg_engine *e)
     }
     /* Twice as many as can run: one whose class is looked for always finds a place that no running
      * request uses. */
+    e->n_gathered = 1;
     e->n_classes = 2 * e->conf.max_seqs;
     e->classes = calloc(e->n_classes, sizeof(*e->classes));
     e->classes_now = calloc(e->conf.max_seqs, sizeof(*e->classes_now));
@@ -71,31 +72,32 @@ static struct kg_window_class *class_of(struct kg_engine *e, struct kg_req *r)
     return c;
 }
 
-/* Decoding requests by class; their number. */
-static uint32_t gather(struct kg_engine *e)
+/* A decoding request of the coming step. */
+static struct kg_window_class *count(struct kg_engine *e, struct kg_req *r)
 {
-    uint32_t n = 0;
+    struct kg_window_class *c = class_of(e, r);
 
-    e->n_classes_now = 0;
-    e->n_gathered++;
+    if (c->used != e->n_gathered) {
+        c->used = e->n_gathered;
+        c->n_seqs = 0;
+        c->context_sum = 0;
+        e->classes_now[e->n_classes_now++] = c;
+    }
+    c->n_seqs++;
+    c->context_sum += r->past;
+    e->n_decoding++;
+    return c;
+}
+
+/* All decoding requests, when no step counted them on its way. */
+static void gather(struct kg_engine *e)
+{
     for (uint32_t i = 0; i < e->n_running; i++) {
         const struct kg_sched_req *q = &e->running[i];
-        if (q->index == KG_NONE || !q->decoding || q->paused) {
-            continue;
+        if (q->index != KG_NONE && q->decoding && !q->paused) {
+            (void)count(e, &e->reqs[q->index]);
         }
-        struct kg_req *r = &e->reqs[q->index];
-        struct kg_window_class *c = class_of(e, r);
-        if (c->used != e->n_gathered) {
-            c->used = e->n_gathered;
-            c->n_seqs = 0;
-            c->context_sum = 0;
-            e->classes_now[e->n_classes_now++] = c;
-        }
-        c->n_seqs++;
-        c->context_sum += r->past;
-        n++;
     }
-    return n;
 }
 
 static uint32_t octave(uint64_t v)
@@ -156,9 +158,13 @@ uint32_t kg_window_step(struct kg_engine *e)
 
     e->windows = p != NULL && e->classes != NULL && e->block > 0 && p->has_window(p->ctx);
     if (!e->windows) {
+        e->n_classes_now = e->n_decoding = 0;
         return e->block;
     }
-    uint32_t batch = gather(e);
+    if (e->n_classes_now == 0) {
+        gather(e);
+    }
+    uint32_t batch = e->n_decoding;
     uint64_t now_ns = e->parts.exec_ops->now(e->parts.exec);
     for (uint32_t i = 0; i < e->n_classes_now; i++) {
         struct kg_window_class *c = e->classes_now[i];
@@ -166,6 +172,8 @@ uint32_t kg_window_step(struct kg_engine *e)
         uint32_t n = c->rule == KG_WINDOW_FREE ? e->block : c->length;
         most = n > most ? n : most;
     }
+    e->n_gathered++;
+    e->n_classes_now = e->n_decoding = 0;
     return batch > 0 ? most : e->block;
 }
 
@@ -194,18 +202,23 @@ int kg_window_is_set(const struct kg_engine *e, const struct kg_req *r)
     return c != NULL && c->rule == KG_WINDOW_SET;
 }
 
-void kg_window_seen(struct kg_engine *e, const struct kg_req *r, uint32_t n_verified,
-                    uint32_t n_accepted)
+void kg_window_seen(struct kg_engine *e, struct kg_req *r, uint32_t n_verified, uint32_t n_accepted)
 {
-    struct kg_window_class *c = e->windows ? &e->classes[r->window_class] : NULL;
-
-    if (c == NULL || r->window_key == 0 || c->key != r->window_key) {
+    if (!e->windows) {
         return;
     }
+    struct kg_window_class *c = class_of(e, r);
     c->verified += n_verified;
     c->accepted += n_accepted;
     if (c->verified >= SEEN_DRAFTS) {
         c->verified /= 2;
         c->accepted /= 2;
+    }
+}
+
+void kg_window_count(struct kg_engine *e, struct kg_req *r)
+{
+    if (e->windows) {
+        (void)count(e, r);
     }
 }
