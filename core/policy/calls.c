@@ -487,8 +487,8 @@ static int try_one(struct kg_script *s, struct kg_script_call call, const void *
         s->budget.deadline_ns = kg_now_ns() + wall_ns;
     if (kg_script_run(s, &call, &why) == KG_END_OK)
         return KG_OK;
-    return kg_fail(err, KG_EINVAL, "%s, tried with a made-up request: %s", names[call.hook],
-                   why.text);
+    (void)kg_fail(err, why.rc, "%s, tried with a made-up request: %s", names[call.hook], why.text);
+    return KG_EINVAL;
 }
 
 int kg_script_try(struct kg_script *s, struct kg_script_budget budget, uint64_t wall_ns,
