@@ -28,6 +28,9 @@
 #define FIRST_SKIP 16 /* rounds without drafts after the first try that did not pay */
 #define KEEP 0.75f    /* weight of what a sequence's survivals were */
 
+#define RATIO_STEP 0.25 /* weight of a step in the ratio below */
+#define RATIO_MOST 4.0
+
 enum rule { RULE_BUDGET = 0, RULE_STOP = 1 };
 
 struct confidence_conf {
@@ -64,6 +67,11 @@ struct kg_spec {
     uint32_t max_seqs, block;
     uint64_t rounds;
     uint32_t warned, said; /* 1: the log has it */
+    /* Time of steps that drafted over what the surface says. Steps without drafts refresh the
+     * surface all the time and these do not while drafting pauses, so a machine that became slower
+     * would make windows look cheap. */
+    double ratio;
+    double expected_ns; /* of the step in flight; 0: not to be compared */
     struct learn learn;
     struct bucket buckets[LEARN_BUCKETS];
     uint64_t bytes;
@@ -132,6 +140,7 @@ static int open_confidence(const struct kg_host *host, const void *conf, uint32_
     s->max_seqs = max_seqs;
     s->block = most;
     s->bytes = bytes;
+    s->ratio = 1.0;
     s->most = (uint32_t *)(void *)(s->seqs + max_seqs);
     s->heap = s->most + max_seqs;
     s->spare = s->heap + max_seqs;
@@ -200,11 +209,11 @@ static struct price price_of(const struct kg_spec *s, const struct kg_spec_view 
 /* --- whether to draft --- */
 
 /* Tokens per time of a round over those without drafts, if all sequences were as these. */
-static double gain(struct price *with, double extra, double rows)
+static double gain(struct price *with, double ratio, double extra, double rows)
 {
     double n = with->view->n_seqs;
     double plain = step_ns(with, 0) - with->draft_ns;
-    double round = step_ns(with, (uint32_t)(rows * n + 0.5));
+    double round = step_ns(with, (uint32_t)(rows * n + 0.5)) * ratio;
 
     return (1.0 + extra) * plain / round;
 }
@@ -212,7 +221,7 @@ static double gain(struct price *with, double extra, double rows)
 /* A new try of a bucket, unless not even full acceptance would pay. */
 static uint32_t try_again(struct kg_spec *s, struct bucket *b, struct price *with)
 {
-    double most = gain(with, s->block, s->block);
+    double most = gain(with, 1.0, s->block, s->block);
 
     b->skip = b->skip == 0 ? FIRST_SKIP : 4 * b->skip;
     b->skip = b->skip < s->conf.retry ? b->skip : s->conf.retry;
@@ -244,7 +253,7 @@ static uint32_t pays(struct kg_spec *s, struct bucket *b, struct price *with)
         return 1;
     }
     if (b->n > 0) {
-        double now = gain(with, b->extra, b->rows);
+        double now = gain(with, s->ratio, b->extra, b->rows);
         kg_set(&s->host->cells[GAIN], (uint64_t)(now * 1000.0));
         if (now >= (b->on ? 1.0 : 1.0 + s->conf.min_gain)) {
             b->on = 1;
@@ -384,7 +393,8 @@ static void plan_budget(struct kg_spec *s, const struct kg_spec_view *v,
 }
 
 /* Expected of the windows as chosen, into the buckets and the counters. */
-static void note(struct kg_spec *s, const struct kg_spec_view *v, const uint32_t *lengths)
+static void note(struct kg_spec *s, const struct kg_spec_view *v, const uint32_t *lengths,
+                 struct price *price)
 {
     double extra[LEARN_BUCKETS] = {0}, rows[LEARN_BUCKETS] = {0}, all = 0;
     uint32_t n[LEARN_BUCKETS] = {0}, total = 0, drafted = 0;
@@ -413,6 +423,10 @@ static void note(struct kg_spec *s, const struct kg_spec_view *v, const uint32_t
     kg_add(&s->host->cells[WHOLE], drafted > 0 && total == drafted);
     kg_add(&s->host->cells[TRIMMED], drafted - total);
     kg_add(&s->host->cells[EXPECTED], (uint64_t)(all * 1000.0 + 0.5));
+    s->expected_ns = 0;
+    if (price != NULL && drafted > 0 && v->other_rows == 0) {
+        s->expected_ns = step_ns(price, total);
+    }
 }
 
 static void choose(struct kg_spec *s, const struct kg_spec_view *v, uint32_t *lengths)
@@ -435,7 +449,7 @@ static void choose(struct kg_spec *s, const struct kg_spec_view *v, uint32_t *le
                          "or not; set [engine] cost = measured");
             s->warned = 1;
         }
-        note(s, v, lengths);
+        note(s, v, lengths, NULL);
     } else if (v->n_seqs > 0) {
         struct price price = price_of(s, v, n_drafting);
         struct plan_cost cost = {step_ns, &price};
@@ -449,7 +463,7 @@ static void choose(struct kg_spec *s, const struct kg_spec_view *v, uint32_t *le
         } else {
             plan_budget(s, v, &cost, &q, lengths);
         }
-        note(s, v, lengths);
+        note(s, v, lengths, &price);
     }
     for (uint32_t i = 0; i < v->n_seqs; i++) {
         remember(s, &v->seqs[i]);
@@ -490,8 +504,13 @@ static void observe(struct kg_spec *s, const struct kg_spec_seen *seen, uint32_t
         q->n_said = 0;
         q->context += seen[i].n_tokens;
     }
-    (void)step_ns; /* the surface learns from it */
     s->rounds += n > 0;
+    if (step_ns > 0 && s->expected_ns > 0) {
+        double r = (double)step_ns / s->expected_ns;
+        r = r < RATIO_MOST ? r : RATIO_MOST; /* a step that was held up says little */
+        s->ratio += RATIO_STEP * (r - s->ratio);
+    }
+    s->expected_ns = 0;
 }
 
 static int check(const struct kg_spec *s, struct kg_error *err)
@@ -518,6 +537,9 @@ static int check(const struct kg_spec *s, struct kg_error *err)
             return kg_fail(err, KG_EINVAL, "spec-confidence: context %u expects %g of %g drafts", k,
                            b->extra, b->rows);
         }
+    }
+    if (!(s->ratio >= 0 && s->ratio <= RATIO_MOST)) {
+        return kg_fail(err, KG_EINVAL, "spec-confidence: time over surface is %g", s->ratio);
     }
     return KG_OK;
 }
