@@ -8,7 +8,8 @@
  *
  * KEDGE_FULL=1: all pairs of length and depth up to three pages and two tokens; for every policy in
  * every pool and style at pages of 16 and 64 tokens each length at the depths 0, 1, around a page
- * and L-1, and 2,000 random pairs; else a sample. KEDGE_COMBINATION=N: the Nth of these only.
+ * and L-1, and 2,000 random pairs; else a sample. KEDGE_COMBINATION: the
+ * number of one of these, or all, also without KEDGE_FULL.
  */
 #include "base/rng.h"
 #include "config.h"
@@ -410,7 +411,8 @@ static void warm_equals_cold_in_every_combination(void **state)
         {"uniform", "plugins.pool=split pool-split.style=uniform", {"6m", "6m"}},
     };
     const char *one = getenv("KEDGE_COMBINATION");
-    uint32_t only = one != NULL ? (uint32_t)atoi(one) : xrig_is_full() ? UINT32_MAX : 7;
+    uint32_t all = one != NULL ? strcmp(one, "all") == 0 : (uint32_t)xrig_is_full();
+    uint32_t only = all ? UINT32_MAX : one != NULL ? (uint32_t)atoi(one) : 7;
     char sets[400], name[100];
 
     (void)state;
