@@ -197,7 +197,7 @@ void kg_cache_admit(struct kg_engine *e, struct kg_req *r)
     r->last_ckpt = r->past;
     r->n_offered = r->n_pages;
     r->branch = r->match.seen_tokens;
-    r->answer = 0;
+    r->answer = r->before = 0;
     if (r->loading == KG_LOAD_NONE) {
         account(e, r);
     }
@@ -236,6 +236,27 @@ static void insert(struct kg_engine *e, struct kg_req *r)
     }
 }
 
+/* Tokens past a page for which the end of the answer one page before is kept: a stop string is
+ * found when it has been written, and what the client then sends ends before it. */
+#define STOP_TOKENS 8u
+
+static uint32_t stop_tokens(const struct kg_engine *e)
+{
+    uint32_t half = e->layout.page_tokens / 2;
+
+    return half < STOP_TOKENS ? half : STOP_TOKENS;
+}
+
+/* The answer went on too far to be cut before its last checkpoint. */
+static void withdraw_before(struct kg_engine *e, struct kg_req *r)
+{
+    if (r->before > 0 &&
+        kg_index_withdraw(e->index, &r->path, r->before, r->before_unit) == KG_OK) {
+        kg_adm_give(e, KG_STATE, &r->before_unit, 1, 0);
+    }
+    r->before = 0;
+}
+
 /* The end of the answer moved on: its old state goes, if nobody came for it. */
 static void withdraw(struct kg_engine *e, struct kg_req *r)
 {
@@ -264,7 +285,9 @@ static void donate(struct kg_engine *e, struct kg_req *r, const struct kg_order 
     e->stats.ckpt_written++;
     r->job->done.n_checkpoints++;
     if (why == KG_CKPT_WHY_ANSWER && r->answer > 0) {
-        withdraw(e, r);
+        withdraw_before(e, r);
+        r->before = r->answer;
+        r->before_unit = r->answer_unit;
     }
     r->last_ckpt = o->position;
     if (why == KG_CKPT_WHY_ANSWER) {
@@ -292,6 +315,9 @@ void kg_cache_settle(struct kg_engine *e, const struct kg_pick *p, const struct 
             e->test.on_order(e->test.ctx, q->id, o->position, o->unit);
         }
         donate(e, r, o, why[i]);
+    }
+    if (r->path.open && r->before > 0 && r->past >= r->answer + stop_tokens(e)) {
+        withdraw_before(e, r);
     }
 }
 
@@ -428,13 +454,18 @@ void kg_cache_order(struct kg_engine *e, struct kg_pick *p, struct kg_order *ord
     uint32_t n_rows, unit, n = positions(e, p, at, &n_rows);
 
     for (uint32_t i = 0; i < n; i++) {
-        /* Early, for its unit, where the new one is certain: not among drafts that may be rejected.
-         */
+        int got = 0;
+        /* For want of room the old one goes early, for its unit, where the new one is certain: not
+         * among drafts that may be rejected. */
         if (at[i].why == KG_CKPT_WHY_ANSWER && r->answer > 0 &&
             at[i].position <= r->past + p->n_tokens) {
-            withdraw(e, r);
+            withdraw_before(e, r);
+            got = kg_adm_single(e, KG_STATE, 0, &unit) == KG_OK;
+            if (!got) {
+                withdraw(e, r);
+            }
         }
-        if (find_unit(e, r, at[i].position, at[i].why, &unit)) {
+        if (got || find_unit(e, r, at[i].position, at[i].why, &unit)) {
             why[p->n_orders] = at[i].why;
             orders[p->n_orders++] = (struct kg_order){at[i].position, unit};
         }

@@ -97,6 +97,7 @@ struct kg_req {
     uint32_t last_ckpt;           /* position of its last checkpoint, the hit included */
     uint32_t n_offered;           /* whole pages the index was last shown */
     uint32_t answer, answer_unit; /* checkpoint at the end of the answer so far; 0 none */
+    uint32_t before, before_unit; /* the one before it, while the answer may be cut there; 0 none */
     /* tier.c */
     struct kg_reuse reuse; /* of the match, and of what the tier had then */
     uint32_t loading;      /* KG_LOAD_*: while not NONE nothing is computed and it is not planned */

@@ -153,6 +153,37 @@ static void the_next_turn_finds_prompt_and_answer(void **state) /* V23 */
     rig_close(&r);
 }
 
+/* A stop string is found when the engine is past it, maybe past the end of a page: the next turn,
+ * which ends before it, still finds the answer up to the page before. */
+static void an_answer_cut_behind_a_page_is_found_up_to_the_page_before(void **state)
+{
+    struct rig r;
+    uint32_t chat[100];
+
+    (void)state;
+    for (uint32_t over = 1; over <= 8; over++) {
+        rig_open(&r, &(struct rig_conf){.n_pages = 100, .checkpoint = 1 + KG_CKPT_BOUNDARY});
+        assert_int_equal(rig_submit(&r, 1, 20, 40, NULL), KG_OK);
+        while (r.outs[1].n_output < 20 + over) { /* 40 tokens are five pages */
+            rig_step(&r);
+        }
+        kg_engine_finish(r.engine, 1, 18); /* two tokens before the page's end */
+        rig_run(&r, 10);
+        memcpy(chat, r.outs[1].tokens, 38 * sizeof(*chat));
+        rig_prompt(chat + 38, 7, 9, r.vocab);
+        r.outs[2] = (struct rig_out){.submitted = 1, .n_prompt = 45, .max_tokens = 2};
+        memcpy(r.outs[2].tokens, chat, 45 * sizeof(*chat));
+        struct kg_request q = {.id = 2, .tokens = chat, .n_prompt = 45, .max_tokens = 2};
+        struct kg_error err;
+        assert_int_equal(kg_engine_submit(r.engine, &q, &err), KG_OK);
+        r.n_open++;
+        rig_run(&r, 100);
+        /* Four pages, or when the answer went on for half a page, what the prompt left. */
+        assert_int_equal(r.outs[2].end.n_cached, over <= PAGE / 2 ? 32 : 16);
+        rig_close(&r);
+    }
+}
+
 static void equal_prompts_at_once_end_on_one_copy(void **state) /* V11 */
 {
     struct rig r;
@@ -468,6 +499,7 @@ int main(void)
         cmocka_unit_test(salts_separate_tenants),
         cmocka_unit_test(echo_computes_the_whole_prompt),
         cmocka_unit_test(the_next_turn_finds_prompt_and_answer),
+        cmocka_unit_test(an_answer_cut_behind_a_page_is_found_up_to_the_page_before),
         cmocka_unit_test(equal_prompts_at_once_end_on_one_copy),
         cmocka_unit_test(who_starts_beside_an_equal_beginning_leaves_all_it_computed),
         cmocka_unit_test(a_hit_is_not_its_own_victim),
