@@ -282,6 +282,7 @@ static void check_pair(uint32_t i)
 static void run_way(const struct way *way)
 {
     uint32_t full = xrig_is_full(), n = full ? way->n_full : way->n_sample;
+    char sets[400];
     struct kg_engine_stats s;
 
     w = (struct world){.way = way, .pairs = calloc(MAX_PAIRS, sizeof(*w.pairs))};
@@ -310,7 +311,9 @@ static void run_way(const struct way *way)
     w.test.relocate = way->relocate;
     w.test.preempt_one_in = way->preempt;
     w.test.seed = 3;
-    open_engine(way->sets);
+    (void)snprintf(sets, sizeof(sets), "%s%s", way->sets,
+                   full && way->n_full == 0 && way->n_texts > 0 ? " tier-mem.bytes=1g" : "");
+    open_engine(sets);
     drive(1, 2, 1, 0);
     drive(2, w.n_pairs, way->batch, way->cancel_one_in);
     kg_engine_stats(w.engine, &s);
@@ -445,14 +448,15 @@ static void what_was_evicted_comes_back_whole(void **state)
 {
     static const struct way ways[] = {
         {.name = "tier, one after the other",
-         .sets = "plugins.tier=mem plugins.pool=unified memory.page_tokens=16 "
+         .sets = "plugins.tier=mem tier-mem.bytes=100m plugins.pool=unified memory.page_tokens=16 "
                  "prefix.checkpoint=interval prefix.interval=16 engine.max_seqs=2 "
                  "memory.bytes=1500k",
          .page = 16,
          .batch = 1,
          .n_texts = 6},
         {.name = "tier, one after the other, split",
-         .sets = "plugins.tier=mem plugins.pool=split pool-split.style=ratio pool-split.states=9 "
+         .sets = "plugins.tier=mem tier-mem.bytes=100m plugins.pool=split pool-split.style=ratio "
+                 "pool-split.states=9 "
                  "memory.page_tokens=16 prefix.checkpoint=interval prefix.interval=16 "
                  "engine.max_seqs=2 memory.bytes=3100k",
          .page = 16,
@@ -469,11 +473,13 @@ static void warm_equals_cold_through_a_tier(void **state)
 {
     static const struct way ways[] = {
         {"tier, unified, auto",
-         "plugins.tier=mem plugins.pool=unified memory.page_tokens=16 prefix.interval=16 "
+         "plugins.tier=mem tier-mem.bytes=100m plugins.pool=unified memory.page_tokens=16 "
+         "prefix.interval=16 "
          "memory.bytes=3500k",
          16, 6, 2, 9, 5, 70, 2000, 6, 0},
         {"tier, unified, a unit a step, page 64",
-         "plugins.tier=mem prefix.tier_step_bytes=0 plugins.pool=unified memory.page_tokens=64 "
+         "plugins.tier=mem tier-mem.bytes=100m prefix.tier_step_bytes=0 plugins.pool=unified "
+         "memory.page_tokens=64 "
          "prefix.checkpoint=branch memory.bytes=3400k",
          64, 6, 2, 9, 5, 70, 2000, 6, 0},
         {"tier, split by ratio, boundary",
@@ -482,7 +488,8 @@ static void warm_equals_cold_through_a_tier(void **state)
          "memory.bytes=3200k",
          16, 6, 2, 9, 5, 70, 2000, 6, 0},
         {"tier, split uniform, auto",
-         "plugins.tier=mem plugins.pool=split pool-split.style=uniform memory.page_tokens=16 "
+         "plugins.tier=mem tier-mem.bytes=100m plugins.pool=split pool-split.style=uniform "
+         "memory.page_tokens=16 "
          "prefix.interval=16 memory.bytes=5m",
          88, 6, 2, 9, 5, 60, 2000, 5, 0},
     };

@@ -77,8 +77,9 @@ def test_a_message_that_asks_wrongly_is_refused_by_name():
 
 
 def test_what_memory_has_no_room_for_comes_back_from_the_tier_and_is_counted():
-    conf = {"plugins": {"tier": "mem"}, "memory": {"page_tokens": PAGE, "bytes": "16k"},
-            "engine": {"max_seqs": 2}, "prefix": {"checkpoint": "interval", "interval": PAGE}}
+    conf = {"plugins": {"tier": "mem"}, "tier-mem": {"bytes": "16m"},
+            "memory": {"page_tokens": PAGE, "bytes": "16k"}, "engine": {"max_seqs": 2},
+            "prefix": {"checkpoint": "interval", "interval": PAGE}}
     prompts = [list(range(100 * i, 100 * i + 300)) for i in range(1, 9)]
     with kedge.Server(conf) as server:
         answers = {}
@@ -95,7 +96,7 @@ def test_what_memory_has_no_room_for_comes_back_from_the_tier_and_is_counted():
         assert m('kedge:tier_loaded_units_total', kind="state") >= 6
         assert m('kedge:tier_stored_units_total', kind="page") > 0
         assert m("kedge:tier_reused_tokens_total") > 0 and m("kedge:tier_failed_total") == 0
-        assert 0 < m("kedge:tier_bytes") <= m("kedge:tier_limit_bytes") == 1 << 30
+        assert 0 < m("kedge:tier_bytes") <= m("kedge:tier_limit_bytes") == 16 << 20
 
 
 if __name__ == "__main__":
