@@ -53,8 +53,13 @@ def ask(port, row):
     answer = post(port, path, body)
     choice = answer["choices"][0]
     prompt_ids = answer.get("prompt_token_ids") or choice["prompt_token_ids"]
-    return {"id": row["id"], "prompt_ids": prompt_ids, "ids": choice["token_ids"],
-            "finish": choice["finish_reason"]}
+    out = {"id": row["id"], "prompt_ids": prompt_ids, "ids": choice["token_ids"],
+           "finish": choice["finish_reason"]}
+    details = answer["usage"].get("completion_tokens_details")
+    if details:
+        out["accepted"] = details["accepted_prediction_tokens"]
+        out["rejected"] = details["rejected_prediction_tokens"]
+    return out
 
 
 def free_port():
