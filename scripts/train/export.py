@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 """Writes a trained drafter as a folder that the engine loads, with parity fixtures.
 
-    export.py --run RUN --name draft --out tests/models/k3-tiny-dspark
+    export.py --run RUN --name draft --out tests/models/k3-tiny-dspark [--temps]
 
 model.safetensors (BF16), config.json, parity.safetensors and parity.json. Temperatures come from
-RUN/NAME.calib.json (evaluate.py --split calib --fit) or are 1. The fixtures are computed in
+RUN/NAME.calib.json (evaluate.py --split calib --fit) or are 1; --temps puts them into a folder that
+is there already and does nothing else. The fixtures are computed in
 float64 from the weights as stored; README.md of the folder is written by hand.
 """
 import argparse
@@ -80,6 +81,29 @@ def transcript(seq, model, target, tokens):
     return {"prompt": ids[:begin], "greedy": ids[begin:], "rounds": rounds}
 
 
+def temperatures(args, gamma):
+    """From the evaluation of the calibration texts, where there is one; else 1."""
+    temps = {k: [1.0] * gamma for k in TEMPS}
+    fitted = os.path.join(args.run, args.name + ".calib.json")
+    if os.path.exists(fitted):
+        with open(fitted) as f:
+            temps.update(json.load(f)["temperatures"])
+    return {k: [round(x, 6) for x in v] for k, v in temps.items()}
+
+
+def write_config(args, cfg):
+    with open(os.path.join(args.out, "config.json"), "w") as f:
+        json.dump(cfg, f, indent=2)
+        f.write("\n")
+
+
+def set_temperatures(args):
+    with open(os.path.join(args.out, "config.json")) as f:
+        cfg = json.load(f)
+    cfg["sts_temperatures"] = temperatures(args, cfg["block_size"])
+    write_config(args, cfg)
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--run", required=True)
@@ -87,25 +111,23 @@ def main():
     ap.add_argument("--model", default="tests/models/k3-tiny")
     ap.add_argument("--out", required=True)
     ap.add_argument("--tokens", type=int, default=40)
+    ap.add_argument("--temps", action="store_true")
     args = ap.parse_args()
+    if args.temps:
+        set_temperatures(args)
+        return
     torch.set_num_threads(1)
     target = target_module.Target(args.model)
     ck = torch.load(os.path.join(args.run, args.name + ".pt"))
     cfg = dict(ck["config"])
-    temps = {k: [1.0] * cfg["block_size"] for k in TEMPS}
-    fitted = os.path.join(args.run, args.name + ".calib.json")
-    if os.path.exists(fitted):
-        temps.update(json.load(open(fitted))["temperatures"])
-    cfg["sts_temperatures"] = {k: [round(x, 6) for x in v] for k, v in temps.items()}
+    cfg["sts_temperatures"] = temperatures(args, cfg["block_size"])
     cfg["target_sha256"] = tensors.sha256(os.path.join(args.model, "model.safetensors"))
     cfg["training"] = {"steps": ck["step"], "settings": {
         k: v for k, v in ck["settings"].items() if k not in ("run", "resume", "name", "model")}}
     os.makedirs(args.out, exist_ok=True)
     path = os.path.join(args.out, "model.safetensors")
     tensors.save(path, {n: t.float() for n, t in ck["average"].items()}, bf16=True)
-    with open(os.path.join(args.out, "config.json"), "w") as f:
-        json.dump(cfg, f, indent=2)
-        f.write("\n")
+    write_config(args, cfg)
     model = drafter_module.Drafter(cfg, tensors.load(path), target.embedding, target.head)
     target = target_module.Target(args.model, torch.float64)
     model = widened(model, target)
