@@ -60,11 +60,18 @@ class Row:
         self.shape = SHAPES[self.model]
         self.system, self.mode = r['system'], r['mode']
         self.release = (self.model, self.system, r['backend'], r['backend_version'], r['precision'])
+        if pre:
+            self.release = self.release[:4] + (r['precision'] + ' two clusters',)
         self.isl, self.osl = number(r['isl']), number(r['osl'])
         self.tp, self.pp = number(r[pre + 'tp_size']), number(r[pre + 'pp_size'])
         self.dp, self.ep = number(r[pre + 'attention_dp_size']), number(r[pre + 'moe_ep_size'])
         self.fold(number(r[pre + 'moe_tp_size']))
         self.clients = number(r['silicon_concurrency'], 0) or number(r['batch_size']) * self.dp
+        self.described = True
+        if pre == 'decode_':  # what one of the decoding servers sees
+            workers = number(r['decode_num_workers'], 0)
+            self.described = workers > 0 and number(r['decode_batch_size'], 0) > 0
+            self.clients = max(1, round(self.clients / max(1, workers)))
         self.ttft, self.tpot = float(r['ttft_ms']), float(r['tpot_ms'])
         gemm = r['gemm_quant_mode']
         # 4-bit checkpoints keep attention and shared projections in 16 bits
