@@ -393,10 +393,29 @@ uint32_t kg_cache_rows(const struct kg_engine *e, const struct kg_pick *p)
     return n_rows;
 }
 
+/* One in so many that are not proven is written all the same, to learn whether that is still so. */
+#define TRY_ONE_IN 16u
+
+static int proven(struct kg_engine *e, const struct kg_req *r, uint32_t why)
+{
+    double share[KG_INDEX_KINDS];
+    uint32_t known[KG_INDEX_KINDS];
+
+    if (e->conf.checkpoint != KG_CKPT_AUTO || !r->path.open) {
+        return 1;
+    }
+    kg_index_shares(e->index, share, known);
+    return kg_ckpt_proven(kind_of(e, r, why), share, known) || ++e->n_unproven % TRY_ONE_IN == 0;
+}
+
 /* A unit for a checkpoint: free room, or under the policy's rule that of the cheapest state. */
 static int find_unit(struct kg_engine *e, struct kg_req *r, uint32_t position, uint32_t why,
                      uint32_t *unit)
 {
+    if (!proven(e, r, why)) {
+        e->stats.ckpt_pruned++;
+        return 0;
+    }
     if (kg_adm_single(e, KG_STATE, 0, unit) == KG_OK) {
         return 1;
     }

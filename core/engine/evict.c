@@ -480,6 +480,15 @@ int kg_index_has_dead(const struct kg_index *ix, uint32_t n)
     return v != KG_NONE;
 }
 
+void kg_index_shares(const struct kg_index *ix, double share[KG_INDEX_KINDS],
+                     uint32_t known[KG_INDEX_KINDS])
+{
+    for (uint32_t kind = 0; kind < KG_INDEX_KINDS; kind++) {
+        share[kind] = prior(ix, KG_IX_END, kind);
+        known[kind] = ix->fate[KG_IX_END][kind].known;
+    }
+}
+
 double kg_index_worth(const struct kg_index *ix, uint32_t from, uint32_t to, uint32_t kind)
 {
     double bytes = (double)ix->conf.unit_bytes[KG_STATE] +

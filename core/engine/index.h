@@ -183,6 +183,11 @@ uint32_t kg_index_evict_dead(struct kg_index *ix, uint32_t n, uint32_t *pages);
 /* 1 when there are at least n of them, n >= 1. O(their nodes), at most n. */
 int kg_index_has_dead(const struct kg_index *ix, uint32_t n);
 
+/* Of the states of each kind that stood at the end of their path: known[kind], those of which it is
+ * known what became (at most some thousand, old ones fade), share[kind], how many of them were hit.
+ */
+void kg_index_shares(const struct kg_index *ix, double share[KG_INDEX_KINDS],
+                     uint32_t known[KG_INDEX_KINDS]);
 /* Value of a checkpoint at `to` for a request whose nearest state is at `from` < to, on the scale
  * of kg_index_cheapest: expected reuse that of its kind, all pages between counted. */
 double kg_index_worth(const struct kg_index *ix, uint32_t from, uint32_t to, uint32_t kind);

@@ -143,6 +143,34 @@ uint32_t kg_ckpt_kind(uint32_t why, uint32_t seen, uint32_t n_prompt, uint32_t p
     return kind + N_WHY * familiar(seen, n_prompt, page_tokens);
 }
 
+/* Fates of a kind from which on its share is believed. */
+#define ENOUGH 32u
+/* Places of the reasons among the kinds of a familiarity, as in kg_ckpt_kind. */
+enum { AT_PROMPT = 1, AT_MESSAGE = 2, AT_ANSWER = 3, AT_OCTAVE = 4 };
+
+/* Best share of the ends of messages, prompts and answers of prompts so familiar. */
+static double best_end(uint32_t familiar, const double *share, const uint32_t *known)
+{
+    double best = 0;
+
+    for (uint32_t k = N_WHY * familiar + AT_PROMPT; k <= N_WHY * familiar + AT_ANSWER; k++) {
+        best = known[k] >= ENOUGH && share[k] > best ? share[k] : best;
+    }
+    return best;
+}
+
+int kg_ckpt_proven(uint32_t kind, const double *share, const uint32_t *known)
+{
+    uint32_t at = kind % N_WHY, how = kind / N_WHY;
+
+    if (how > 1 || (at != AT_PROMPT && at != AT_ANSWER && at != AT_OCTAVE) ||
+        known[kind] < ENOUGH) {
+        return 1;
+    }
+    return 2 * best_end(how, share, known) >=
+           fmax(best_end(2, share, known), best_end(3, share, known));
+}
+
 int kg_ckpt_wins(uint32_t policy, double worth, double cheapest)
 {
     return policy == KG_CKPT_AUTO ? worth > cheapest : !isinf(cheapest);

@@ -59,6 +59,15 @@ uint32_t kg_ckpt_orders(const struct kg_ckpt_view *v, struct kg_ckpt *out, uint3
  */
 uint32_t kg_ckpt_kind(uint32_t why, uint32_t seen, uint32_t n_prompt, uint32_t page_tokens);
 
+/*
+ * Whether a checkpoint of this kind is worth writing at all, under auto: prompts of which most is
+ * new are on probation. Their ends and octaves are kept while ends of such prompts are hit at least
+ * half as often as those of prompts that go on from others; what is seen twice gets its branch
+ * anyway. share[KG_INDEX_KINDS] and known[KG_INDEX_KINDS] as kg_index_shares gives them; a kind of
+ * which too little is known is written.
+ */
+int kg_ckpt_proven(uint32_t kind, const double *share, const uint32_t *known);
+
 /* Whether a checkpoint of value `worth` may take the place of the cheapest cached state: auto asks
  * for more value per byte, the others take it whenever something can be evicted. */
 int kg_ckpt_wins(uint32_t policy, double worth, double cheapest);

@@ -268,6 +268,7 @@ struct kg_engine {
     struct kg_index *index; /* NULL: no prefix reuse */
     uint32_t gap;           /* tokens whose pages take the bytes of a state */
     uint32_t *moved_out;    /* [max_units[KG_PAGE]] ids on their way */
+    uint32_t n_unproven;    /* checkpoints that kg_ckpt_proven said no to */
 
     struct kg_tier *tier;                 /* NULL: none */
     unsigned char *tier_buf;              /* one unit with its head */

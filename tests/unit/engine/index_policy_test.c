@@ -150,6 +150,36 @@ static void a_kind_is_a_reason_and_how_much_was_seen(void **state)
     assert_true(kg_ckpt_kind(0, 0, 0, 64) < KG_INDEX_KINDS);
 }
 
+static void strangers_are_kept_while_they_come_back_half_as_often(void **state)
+{
+    double share[KG_INDEX_KINDS];
+    uint32_t known[KG_INDEX_KINDS];
+    uint32_t stranger = kg_ckpt_kind(KG_CKPT_WHY_PROMPT, 0, 1000, 64);
+    uint32_t octave = kg_ckpt_kind(KG_CKPT_WHY_OCTAVE, 0, 1000, 64);
+    uint32_t friend = kg_ckpt_kind(KG_CKPT_WHY_ANSWER, 900, 1000, 64);
+
+    (void)state;
+    for (uint32_t k = 0; k < KG_INDEX_KINDS; k++) {
+        share[k] = 0.1;
+        known[k] = 100;
+    }
+    share[friend] = 0.2;
+    assert_true(kg_ckpt_proven(stranger, share, known));
+    share[friend] = 0.21;
+    assert_false(kg_ckpt_proven(stranger, share, known));
+    assert_false(kg_ckpt_proven(octave, share, known));
+    assert_true(kg_ckpt_proven(friend, share, known));
+    /* a fork, an end of a message and a wish are no matter of probation */
+    assert_true(kg_ckpt_proven(kg_ckpt_kind(KG_CKPT_WHY_BRANCH, 0, 1000, 64), share, known));
+    assert_true(kg_ckpt_proven(kg_ckpt_kind(KG_CKPT_WHY_MESSAGE, 0, 1000, 64), share, known));
+    assert_true(kg_ckpt_proven(kg_ckpt_kind(KG_CKPT_WHY_ASKED, 0, 1000, 64), share, known));
+    known[stranger] = 31; /* too little is known of it, but not of the octave */
+    assert_true(kg_ckpt_proven(stranger, share, known));
+    assert_false(kg_ckpt_proven(octave, share, known));
+    known[friend] = 31;
+    assert_true(kg_ckpt_proven(octave, share, known));
+}
+
 /* A prompt with `shared` tokens of a and the rest its own. */
 static const uint32_t *fork_of(uint32_t shared, uint64_t seed)
 {
@@ -334,6 +364,7 @@ int main(void)
         cmocka_unit_test(auto_leaves_out_messages_that_are_close),
         cmocka_unit_test(value_decides_under_auto_only),
         cmocka_unit_test(a_kind_is_a_reason_and_how_much_was_seen),
+        cmocka_unit_test(strangers_are_kept_while_they_come_back_half_as_often),
         cmocka_unit_test(interval_32768_of_a_shared_40960_reuses_32768_and_loses_8192),
         cmocka_unit_test(second_sighting_of_a_system_prompt_reuses_it_whole),
         cmocka_unit_test(without_message_ends_a_branch_is_known_from_the_third_sighting),
