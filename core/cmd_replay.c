@@ -378,6 +378,11 @@ static int run(struct replay *r, const struct kg_config *config, const char *pha
             .progress = tty ? progress : NULL,
             .ctx = r,
         };
+        const struct kg_exec_desc *d = &stack->desc;
+        (void)snprintf(r->about.family, sizeof(r->about.family), "%s", d->family);
+        (void)snprintf(r->about.math, sizeof(r->about.math), "%s", d->math != NULL ? d->math : "");
+        r->about.vocab = d->vocab;
+        r->about.caps = d->caps;
         r->about.is_virtual = (stack->desc.caps & KG_EXEC_CAP_VIRTUAL) != 0;
         r->stack = stack;
         r->phase = phase;

@@ -24,6 +24,9 @@ static const struct command commands[] = {
 #ifdef KG_CMD_REPLAY
     {"replay", NULL, kg_cmd_replay, "run the core on a trace, simulated or real"},
 #endif
+#ifdef KG_CMD_AB
+    {"ab", NULL, kg_cmd_ab, "compare two configurations on one trace, request by request"},
+#endif
 #ifdef KG_CMD_BENCH_SERVE
     {"bench", "serve", kg_cmd_bench_serve, "load a running server and report its figures"},
 #endif

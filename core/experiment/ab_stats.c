@@ -469,7 +469,8 @@ static void compare_rows(const struct work *k, struct kg_ab_result *r)
         for (uint32_t f = 0; f < KG_AB_N_FIELDS; f++) {
             r->is_same = r->is_same && (a->v[f] == b->v[f] || (isnan(a->v[f]) && isnan(b->v[f])));
         }
-        if (a->ok && b->ok && a->output_hash != 0 && b->output_hash != 0) {
+        if (a->ok && b->ok && a->n_output == b->n_output && a->output_hash != 0 &&
+            b->output_hash != 0) {
             r->n_outputs_compared++;
             r->n_outputs_differ += a->output_hash != b->output_hash;
         }

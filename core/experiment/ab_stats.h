@@ -101,7 +101,7 @@ struct kg_ab_result {
     uint32_t is_same;     /* 1: every row of both arms is equal */
     uint32_t cannot_tell; /* 1: runs_vary and a single repeat */
     double critical;      /* standard errors that a difference must exceed */
-    uint64_t n_outputs_compared, n_outputs_differ; /* requests whose output hash is known in both */
+    uint64_t n_outputs_compared, n_outputs_differ; /* of equal length, hash known in both */
 };
 
 /*

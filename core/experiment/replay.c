@@ -265,6 +265,15 @@ static int take_done(struct run *r, const struct kg_event *ev)
     return settle(r, i);
 }
 
+static void take_tokens(struct run *r, const struct kg_event *ev)
+{
+    uint64_t *h = &r->out->rows[ev->id - 1].output_hash;
+
+    for (uint32_t i = 0; i < ev->n; i++) {
+        *h = kg_hash_mix(*h + ev->tokens[i] + 1);
+    }
+}
+
 static int read_events(struct run *r)
 {
     struct kg_event ev;
@@ -273,6 +282,8 @@ static int read_events(struct run *r)
     while (rc == KG_OK && kg_engine_next(r->c->engine, &ev) == KG_OK) {
         if (ev.type == KG_EVENT_DONE) {
             rc = take_done(r, &ev);
+        } else if (ev.type == KG_EVENT_TOKENS) {
+            take_tokens(r, &ev);
         }
     }
     return rc;

@@ -37,6 +37,7 @@ struct kg_replay_row {
     uint32_t outcome, reason;
     uint32_t n_prompt, n_output;
     uint32_t hit_page, hit_state, reused, lost; /* tokens; see the replay format */
+    uint64_t output_hash;                       /* of the tokens said, in order; 0 without any */
     uint32_t n_checkpoints, n_preempted, n_drafted, n_verified, n_accepted;
 };
 

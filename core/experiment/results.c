@@ -180,6 +180,7 @@ int kg_results_row(const struct kg_replay_result *result, const struct kg_trace 
     put_ms(b, "queue_ms", t.queue);
     (void)kg_buf_printf(b, ",\"preemptions\":%u,\"drafted\":%u,\"verified\":%u,\"accepted\":%u",
                         row->n_preempted, row->n_drafted, row->n_verified, row->n_accepted);
+    (void)kg_buf_printf(b, ",\"output_hash\":\"%016llx\"", (unsigned long long)row->output_hash);
     if (row->detail != NULL) {
         (void)kg_buf_puts(b, ",\"detail\":");
         (void)kg_buf_json_str(b, row->detail, strlen(row->detail));
@@ -217,6 +218,13 @@ static void put_about(struct kg_buf *b, const struct kg_results_about *a)
                         "\"clock\":\"%s\",\"seed\":%llu",
                         a->exec, a->pool, a->sched, a->spec, a->is_virtual ? "virtual" : "real",
                         ULL(a->seed));
+    (void)kg_buf_printf(b,
+                        ",\"model\":{\"family\":\"%s\",\"vocab\":%u,\"math\":\"%s\"},"
+                        "\"invariant\":{\"batch\":%s,\"chunk\":%s,\"path\":%s}",
+                        a->family, a->vocab, a->math,
+                        a->caps & KG_EXEC_CAP_INVARIANT_BATCH ? "true" : "false",
+                        a->caps & KG_EXEC_CAP_INVARIANT_CHUNK ? "true" : "false",
+                        a->caps & KG_EXEC_CAP_INVARIANT_PATH ? "true" : "false");
     (void)kg_buf_puts(b, ",\"load\":{");
     put_f64(b, "wanted", a->load);
     (void)kg_buf_putc(b, ',');

@@ -20,6 +20,9 @@ struct kg_results_about {
     const struct kg_trace *trace;
     struct kg_expand_share share;
     const char *exec, *pool, *sched, *spec; /* plugin names */
+    char family[32], math[16];              /* of the backend */
+    uint32_t vocab;
+    uint64_t caps; /* KG_EXEC_CAP_* of the backend */
     uint64_t seed;
     double load, capacity_s, stretch; /* load 0: not asked for */
     double ttft_slo_ms, tpot_slo_ms;  /* 0: no limit */

@@ -1,0 +1,596 @@
+/* kedge ab: two configurations on one trace, compared request by request. See core/docs/ab.md. */
+#include "base/clock.h"
+#include "base/num.h"
+#include "cmd.h"
+#include "experiment/ab.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_VALUES 16u
+#define MAX_ARMS (2 * MAX_VALUES)
+#define MAX_REPEATS 50u
+#define MAX_ARGS 256
+
+extern char **environ;
+
+/* Flags that go to the replays as they are. */
+struct pass {
+    const char *flag, *value;
+    int on;
+};
+
+enum {
+    PASS_TRACE,
+    PASS_FORMAT,
+    PASS_LIMIT,
+    PASS_SCALE,
+    PASS_BLOCK,
+    PASS_MAX_INPUT,
+    PASS_SESSIONS,
+    PASS_SPREAD,
+    PASS_HORIZON,
+    PASS_MAIN_ONLY,
+    N_PASS,
+};
+
+struct arm {
+    const char *conf;
+    char name[48], what[300];
+    char set[160];   /* of --vary, "" for none */
+    const char *at;  /* its value, NULL */
+    uint32_t second; /* 1: takes --seed-b */
+    struct kg_ab_run runs[MAX_REPEATS];
+    uint32_t n_rows;
+    struct kg_ab_facts facts;
+};
+
+struct ab {
+    struct kg_cmd_line line;
+    struct pass pass[N_PASS];
+    const char *load, *stretch, *ttft_slo, *tpot_slo, *vary, *dir, *summary;
+    const char *repeat_text, *seed_text, *seed_b_text, *draws_text, *window_text, *least_text;
+    uint64_t repeat, seed, seed_b, draws, window;
+    double ttft_slo_ms, tpot_slo_ms, least_percent;
+    struct arm arms[MAX_ARMS];
+    uint32_t n_arms, is_pairs; /* is_pairs: arms 2k and 2k + 1 are compared; else 0 and k */
+    char *values;              /* of --vary, cut in place */
+    char temp[64];             /* folder that is removed at the end, "" for none */
+    char stretched[40];        /* what the first replay found for --load */
+    uint64_t began_ns;
+    struct kg_error err;
+};
+
+/* --- the line --- */
+
+static int bad(const char *flag, const char *text, const char *wanted)
+{
+    (void)fprintf(stderr, "kedge: %s \"%.60s\": wanted %s\n", flag, text, wanted);
+    return KG_EXIT_USAGE;
+}
+
+static int whole(const char *flag, const char *text, uint64_t lo, uint64_t hi, uint64_t *v)
+{
+    char wanted[60];
+    uint64_t n;
+
+    if (text == NULL) {
+        return -1;
+    }
+    if (kg_num_u64_suffix(text, &n) != KG_OK || n < lo || n > hi) {
+        (void)snprintf(wanted, sizeof(wanted), "%llu .. %llu", (unsigned long long)lo,
+                       (unsigned long long)hi);
+        return bad(flag, text, wanted);
+    }
+    *v = n;
+    return -1;
+}
+
+static int real(const char *flag, const char *text, double *v)
+{
+    double d;
+
+    if (text == NULL) {
+        return -1;
+    }
+    if (kg_num_f64(text, &d) != KG_OK || !(d >= 0 && d <= 1e9)) {
+        return bad(flag, text, "a number from 0 on");
+    }
+    *v = d;
+    return -1;
+}
+
+static int numbers(struct ab *x)
+{
+    int rc = -1;
+
+    rc = rc >= 0 ? rc : whole("--repeat", x->repeat_text, 1, MAX_REPEATS, &x->repeat);
+    rc = rc >= 0 ? rc : whole("--seed", x->seed_text, 0, UINT64_MAX / 2, &x->seed);
+    x->seed_b = x->seed;
+    rc = rc >= 0 ? rc : whole("--seed-b", x->seed_b_text, 0, UINT64_MAX / 2, &x->seed_b);
+    rc = rc >= 0 ? rc : whole("--draws", x->draws_text, 100, 100000, &x->draws);
+    rc = rc >= 0 ? rc : whole("--window", x->window_text, 1, UINT32_MAX, &x->window);
+    rc = rc >= 0 ? rc : real("--least", x->least_text, &x->least_percent);
+    rc = rc >= 0 ? rc : real("--ttft-slo", x->ttft_slo, &x->ttft_slo_ms);
+    rc = rc >= 0 ? rc : real("--tpot-slo", x->tpot_slo, &x->tpot_slo_ms);
+    if (rc < 0 && x->load != NULL && x->stretch != NULL) {
+        (void)fputs("kedge: --load and --stretch exclude each other\n", stderr);
+        return KG_EXIT_USAGE;
+    }
+    return rc;
+}
+
+static void add_arm(struct ab *x, const char *conf, const char *name, const char *value,
+                    uint32_t second)
+{
+    struct arm *a = &x->arms[x->n_arms++];
+    size_t key = value != NULL ? strcspn(x->vary, "=") : 0;
+
+    a->conf = conf;
+    a->at = value;
+    a->second = second;
+    if (value != NULL) {
+        (void)snprintf(a->set, sizeof(a->set), "%.*s=%s", (int)key, x->vary, value);
+    }
+    (void)snprintf(a->name, sizeof(a->name), "%s", name);
+    if (value != NULL) {
+        (void)snprintf(a->what, sizeof(a->what), "%.120s, %.*s = %s", conf, (int)key, x->vary,
+                       value);
+    } else {
+        (void)snprintf(a->what, sizeof(a->what), "%.290s", conf);
+    }
+}
+
+/* The arms: two files, or the values of --vary, or both files at each value. */
+static int make_arms(struct ab *x)
+{
+    int n = x->line.n_rest;
+    const char *first = n > 0 ? x->line.rest[0] : x->line.conf;
+    uint32_t n_values = 0;
+
+    if (x->pass[PASS_TRACE].value == NULL || first == NULL || (n > 0 && x->line.conf != NULL) ||
+        (n < 2 && x->vary == NULL)) {
+        (void)fputs("kedge: ab needs --trace FILE and either two configurations or one and --vary "
+                    "SECTION.KEY=V1,V2\n",
+                    stderr);
+        return KG_EXIT_USAGE;
+    }
+    x->is_pairs = n == 2;
+    if (x->vary == NULL) {
+        add_arm(x, first, "A", NULL, 0);
+        add_arm(x, x->line.rest[1], "B", NULL, 1);
+        return -1;
+    }
+    const char *list = strchr(x->vary, '=');
+    x->values = list != NULL ? strdup(list + 1) : NULL;
+    for (char *v = x->values, *next; v != NULL; v = next) {
+        next = strchr(v, ',');
+        if (next != NULL) {
+            *next++ = '\0';
+        }
+        if (n_values++ == MAX_VALUES || strlen(x->vary) > 150 || *v == '\0') {
+            return bad("--vary", x->vary, "SECTION.KEY=V1,V2,..., at most 16 values");
+        }
+        add_arm(x, first, x->is_pairs ? "A" : v, v, 0);
+        if (x->is_pairs) {
+            add_arm(x, x->line.rest[1], "B", v, 1);
+        }
+    }
+    if (x->n_arms < 2) {
+        return bad("--vary", x->vary,
+                   "SECTION.KEY=V1,V2,... with two values or two configurations");
+    }
+    return -1;
+}
+
+static int parse(struct ab *x, int argc, char **argv)
+{
+    struct pass *p = x->pass;
+    const struct kg_cmd_flag flags[] = {
+        {"--trace", "FILE", "trace both arms replay", &p[PASS_TRACE].value, NULL},
+        {"--vary", "SECTION.KEY=V1,V2", "one arm for each value", &x->vary, NULL},
+        {"--repeat", "N", "runs of each arm, seeds --seed + 0 .. N-1 (1)", &x->repeat_text, NULL},
+        {"--seed", "N", "of contents, draws and intervals (1)", &x->seed_text, NULL},
+        {"--seed-b", "N", "another seed for arm B, to try equal arms", &x->seed_b_text, NULL},
+        {"--out", "DIR", "keep rows and summaries of all runs here", &x->dir, NULL},
+        {"--summary", "FILE", "the report as one JSON object; --json prints it", &x->summary, NULL},
+        {"--draws", "N", "bootstrap samples (1000)", &x->draws_text, NULL},
+        {"--window", "N", "requests drawn together (found from the data)", &x->window_text, NULL},
+        {"--least", "PERCENT", "smaller changes are called small (1)", &x->least_text, NULL},
+        {"--load", "X", "offered work as a share of arm A's capacity, for both", &x->load, NULL},
+        {"--stretch", "X", "stretch arrivals and delays by X", &x->stretch, NULL},
+        {"--ttft-slo", "MS", "limit of goodput", &x->ttft_slo, NULL},
+        {"--tpot-slo", "MS", "limit of goodput", &x->tpot_slo, NULL},
+        {"--format", "NAME", "these as in kedge replay", &p[PASS_FORMAT].value, NULL},
+        {"--limit", "N", "", &p[PASS_LIMIT].value, NULL},
+        {"--scale", "S", "", &p[PASS_SCALE].value, NULL},
+        {"--block", "N", "", &p[PASS_BLOCK].value, NULL},
+        {"--max-input", "N", "", &p[PASS_MAX_INPUT].value, NULL},
+        {"--sessions", "N", "", &p[PASS_SESSIONS].value, NULL},
+        {"--spread", "S", "", &p[PASS_SPREAD].value, NULL},
+        {"--horizon", "S", "", &p[PASS_HORIZON].value, NULL},
+        {"--main-only", NULL, "", NULL, &p[PASS_MAIN_ONLY].on},
+        {0},
+    };
+    static const char *const names[N_PASS] = {"--trace",   "--format",    "--limit",    "--scale",
+                                              "--block",   "--max-input", "--sessions", "--spread",
+                                              "--horizon", "--main-only"};
+
+    for (uint32_t i = 0; i < N_PASS; i++) {
+        p[i].flag = names[i];
+    }
+    int rc = kg_cmd_parse(&x->line, argc, argv,
+                          "kedge ab A.ini B.ini --trace FILE | kedge ab A.ini --vary "
+                          "SECTION.KEY=V1,V2 --trace FILE",
+                          "Replays one trace under two configurations and says what differs beyond "
+                          "chance.",
+                          flags, 2);
+    rc = rc >= 0 ? rc : numbers(x);
+    return rc >= 0 ? rc : make_arms(x);
+}
+
+/* --- configurations --- */
+
+/* All arms must be right before the first run, and be of one model. */
+static int check_arms(struct ab *x)
+{
+    char model[512] = "";
+    const char *source;
+
+    for (uint32_t i = 0; i < x->n_arms; i++) {
+        struct kg_cmd_line line = x->line;
+        struct kg_config *config = NULL;
+        line.conf = x->arms[i].conf;
+        line.quiet = i > 0 && x->arms[i].conf == x->arms[0].conf;
+        if (x->arms[i].set[0] != '\0' && line.n_sets < KG_CMD_SETS) {
+            line.sets[line.n_sets++] = x->arms[i].set;
+        }
+        int rc = kg_cmd_config(&line, &config);
+        if (rc >= 0) {
+            (void)fprintf(stderr, "kedge: ab: that was arm %s\n", x->arms[i].what);
+            return rc;
+        }
+        const char *path = kg_config_value(config, "model", "path", &source);
+        path = path != NULL ? path : "";
+        int other = i > 0 && strcmp(path, model) != 0;
+        if (other) {
+            (void)fprintf(stderr,
+                          "kedge: ab: [model] path is \"%s\" in %s and \"%s\" in %s: two models "
+                          "cannot be compared request by request\n",
+                          model, x->arms[0].what, path, x->arms[i].what);
+        }
+        (void)snprintf(model, sizeof(model), "%s", path);
+        kg_config_destroy(config);
+        if (other) {
+            return KG_EXIT_USAGE;
+        }
+    }
+    return -1;
+}
+
+/* --- running --- */
+
+static void path_of(const struct ab *x, uint32_t arm, uint32_t run, const char *end, char *path,
+                    size_t n)
+{
+    (void)snprintf(path, n, "%s/arm%u-run%u.%s", x->dir, arm + 1, run + 1, end);
+}
+
+/* The words of one replay; *n of them, a NULL behind. Texts live in `texts`. */
+static void words_of(struct ab *x, uint32_t arm, uint32_t run, char texts[3][600],
+                     const char *words[MAX_ARGS])
+{
+    const struct arm *a = &x->arms[arm];
+    uint32_t n = 0;
+
+    words[n++] = "kedge";
+    words[n++] = "replay";
+    words[n++] = "-c";
+    words[n++] = a->conf;
+    for (int i = 0; i < x->line.n_sets; i++) {
+        words[n++] = "--set";
+        words[n++] = x->line.sets[i];
+    }
+    if (a->set[0] != '\0') {
+        words[n++] = "--set";
+        words[n++] = a->set;
+    }
+    for (uint32_t i = 0; i < N_PASS; i++) {
+        if (x->pass[i].value != NULL || x->pass[i].on) {
+            words[n++] = x->pass[i].flag;
+        }
+        if (x->pass[i].value != NULL) {
+            words[n++] = x->pass[i].value;
+        }
+    }
+    int found = x->stretched[0] != '\0';
+    if (x->load != NULL || x->stretch != NULL) {
+        words[n++] = x->load != NULL && !found ? "--load" : "--stretch";
+        words[n++] = found ? x->stretched : x->load != NULL ? x->load : x->stretch;
+    }
+    path_of(x, arm, run, "rows.jsonl", texts[0], sizeof(texts[0]));
+    path_of(x, arm, run, "json", texts[1], sizeof(texts[1]));
+    (void)snprintf(texts[2], sizeof(texts[2]), "%llu",
+                   (unsigned long long)((a->second ? x->seed_b : x->seed) + run));
+    const char *const last[] = {"--out", texts[0], "--summary", texts[1], "--seed", texts[2]};
+    for (uint32_t i = 0; i < 6; i++) {
+        words[n++] = last[i];
+    }
+    words[n] = NULL;
+}
+
+static void show_progress(const struct ab *x, uint32_t n_done, uint32_t n, const struct arm *arm)
+{
+    double spent = (double)(kg_now_ns() - x->began_ns) / 1e9;
+
+    (void)fprintf(stderr, "\rrun %u of %u, arm %.40s, %.0f s spent", n_done + 1, n, arm->what,
+                  spent);
+    if (n_done > 0) {
+        (void)fprintf(stderr, ", about %.0f s left", spent * (n - n_done) / n_done);
+    }
+    (void)fputs(" \033[K", stderr);
+}
+
+/* What a replay said before it failed. */
+static void show_log(const char *path)
+{
+    char buf[2000];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, buf, sizeof(buf)) : 0;
+
+    if (n > 0) {
+        (void)fwrite(buf, 1, (size_t)n, stderr);
+    }
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+}
+
+/* One replay in a process of its own, so that arms share no memory. */
+static int replay(struct ab *x, uint32_t arm, uint32_t run, uint32_t n_done, uint32_t n_runs)
+{
+    const char *words[MAX_ARGS];
+    char texts[3][600], log[600];
+    posix_spawn_file_actions_t files;
+    int tty = isatty(STDERR_FILENO), status = 0;
+    pid_t pid, got;
+
+    words_of(x, arm, run, texts, words);
+    path_of(x, arm, run, "log", log, sizeof(log));
+    int rc = posix_spawn_file_actions_init(&files);
+    rc = rc != 0 ? rc : posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
+    rc = rc != 0
+             ? rc
+             : posix_spawn_file_actions_addopen(&files, 2, log, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    rc = rc != 0 ? rc
+                 : posix_spawn(&pid, "/proc/self/exe", &files, NULL, (char *const *)words, environ);
+    (void)posix_spawn_file_actions_destroy(&files);
+    if (rc != 0) {
+        return kg_fail(&x->err, KG_EIO, "a replay cannot be started: %s", strerror(rc));
+    }
+    while ((got = waitpid(pid, &status, tty ? WNOHANG : 0)) == 0 || (got < 0 && errno == EINTR)) {
+        const struct timespec half = {.tv_nsec = 200000000};
+        show_progress(x, n_done, n_runs, &x->arms[arm]);
+        (void)nanosleep(&half, NULL);
+    }
+    if (tty) {
+        (void)fputs("\r\033[K", stderr);
+    }
+    if (got == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+        return KG_OK;
+    }
+    show_log(log);
+    return kg_fail(&x->err, WIFEXITED(status) && WEXITSTATUS(status) == 2 ? KG_ECONFIG : KG_EIO,
+                   "the replay of arm %s failed (%s %d)", x->arms[arm].what,
+                   WIFSIGNALED(status) ? "signal" : "status",
+                   WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+}
+
+/* Reads what a run left. The first one also says what --load came to. */
+static int collect(struct ab *x, uint32_t arm, uint32_t run)
+{
+    struct arm *a = &x->arms[arm];
+    struct kg_ab_facts facts = {0};
+    char path[600];
+    uint32_t n = 0;
+
+    path_of(x, arm, run, "json", path, sizeof(path));
+    int rc = kg_ab_read_facts(path, &facts, &x->err);
+    if (rc == KG_OK) {
+        path_of(x, arm, run, "rows.jsonl", path, sizeof(path));
+        rc = kg_ab_read_rows(path, x->ttft_slo_ms, x->tpot_slo_ms, &a->runs[run], &n, &x->err);
+    }
+    if (rc != KG_OK) {
+        return rc;
+    }
+    a->runs[run].duration_s = facts.duration_s;
+    if (run == 0) {
+        a->facts = facts;
+        a->n_rows = n;
+    }
+    if (x->load != NULL && x->stretched[0] == '\0') {
+        (void)snprintf(x->stretched, sizeof(x->stretched), "%.17g", facts.stretch);
+    }
+    if (n == 0 || n != x->arms[0].n_rows) {
+        return kg_fail(&x->err, KG_EINVAL, "run %u of arm %s has %u requests, the first run %u",
+                       run + 1, a->what, n, x->arms[0].n_rows);
+    }
+    return arm > 0 ? kg_ab_comparable(&x->arms[0].facts, &facts, &x->err) : KG_OK;
+}
+
+/* All runs. Every other repeat goes backwards, so that a machine that slows down harms both. */
+static int run_all(struct ab *x)
+{
+    uint32_t n_runs = (uint32_t)x->repeat * x->n_arms, n_done = 0;
+    int rc = KG_OK;
+
+    x->began_ns = kg_now_ns();
+    for (uint32_t run = 0; rc == KG_OK && run < x->repeat; run++) {
+        for (uint32_t i = 0; rc == KG_OK && i < x->n_arms; i++) {
+            uint32_t arm = run % 2 == 0 ? i : x->n_arms - 1 - i;
+            rc = replay(x, arm, run, n_done++, n_runs);
+            rc = rc == KG_OK ? collect(x, arm, run) : rc;
+        }
+    }
+    return rc;
+}
+
+/* --- the report --- */
+
+static int compare(struct ab *x, uint32_t i, uint32_t j, uint32_t n, struct kg_ab_report *r)
+{
+    const struct arm *a = &x->arms[i], *b = &x->arms[j];
+
+    *r = (struct kg_ab_report){
+        .trace = x->pass[PASS_TRACE].value,
+        .names = {a->name, b->name},
+        .what = {a->what, b->what},
+        .at = x->is_pairs && x->vary != NULL ? a->set : NULL,
+        .facts = {a->facts, b->facts},
+        .conf = {.runs = {a->runs, b->runs},
+                 .n_repeats = (uint32_t)x->repeat,
+                 .n = a->n_rows,
+                 .n_draws = (uint32_t)x->draws,
+                 .block = (uint32_t)x->window,
+                 .runs_vary = strcmp(a->facts.clock, "real") == 0,
+                 .n_comparisons = n,
+                 .alpha = 0.01,
+                 .least = x->least_percent / 100,
+                 .seed = x->seed},
+        .seeds = {a->second ? x->seed_b : x->seed, b->second ? x->seed_b : x->seed},
+    };
+    return kg_ab_compare(&r->conf, &r->result, &x->err);
+}
+
+static int save(struct ab *x, const char *path, const struct kg_buf *b)
+{
+    FILE *f = fopen(path, "wb");
+
+    if (f == NULL) {
+        return kg_fail(&x->err, KG_EIO, "%s: %s", path, strerror(errno));
+    }
+    size_t n = fwrite(b->data, 1, b->len, f);
+    if (fclose(f) != 0 || n != b->len) {
+        return kg_fail(&x->err, KG_EIO, "%s: cannot be written", path);
+    }
+    return KG_OK;
+}
+
+static int report(struct ab *x)
+{
+    uint32_t n = x->is_pairs ? x->n_arms / 2 : x->n_arms - 1, n_broken = 0;
+    struct kg_buf text, json;
+    char path[600];
+    int rc = KG_OK;
+
+    kg_buf_init(&text, 0);
+    kg_buf_init(&json, 0);
+    (void)kg_buf_puts(&json, "{\"comparisons\":[");
+    for (uint32_t k = 0; rc == KG_OK && k < n; k++) {
+        struct kg_ab_report r;
+        rc = compare(x, x->is_pairs ? 2 * k : 0, x->is_pairs ? 2 * k + 1 : k + 1, n, &r);
+        if (rc == KG_OK) {
+            (void)kg_buf_puts(k > 0 ? &text : &json, k > 0 ? "\n" : "");
+            (void)kg_buf_puts(&json, k > 0 ? "," : "");
+            (void)kg_ab_text(&r, &text);
+            (void)kg_ab_json(&r, &json);
+            n_broken += kg_ab_must_agree(&r) && r.result.n_outputs_differ > 0;
+        }
+    }
+    (void)kg_buf_puts(&json, "]}\n");
+    rc = rc == KG_OK && (text.rc != KG_OK || json.rc != KG_OK)
+             ? kg_fail(&x->err, KG_ENOMEM, "no memory for the report")
+             : rc;
+    (void)snprintf(path, sizeof(path), "%s/ab.json", x->dir);
+    rc = rc == KG_OK ? save(x, path, &json) : rc;
+    rc = rc == KG_OK && x->summary != NULL ? save(x, x->summary, &json) : rc;
+    if (rc == KG_OK) {
+        (void)fputs(kg_buf_cstr(x->line.json ? &json : &text), stdout);
+    }
+    kg_buf_fini(&text);
+    kg_buf_fini(&json);
+    if (rc == KG_OK && n_broken > 0) {
+        rc =
+            kg_fail(&x->err, KG_EINVAL, "outputs differ although both backends promise equal ones");
+    }
+    return rc;
+}
+
+/* --- the folder --- */
+
+static int open_dir(struct ab *x)
+{
+    const char *base = getenv("TMPDIR");
+
+    if (x->dir != NULL) {
+        if (mkdir(x->dir, 0755) != 0 && errno != EEXIST) {
+            return kg_fail(&x->err, KG_EIO, "--out %s: %s", x->dir, strerror(errno));
+        }
+        return KG_OK;
+    }
+    base = base != NULL && base[0] != '\0' && strlen(base) < 40 ? base : "/tmp";
+    (void)snprintf(x->temp, sizeof(x->temp), "%s/kedge-ab-XXXXXX", base);
+    if (mkdtemp(x->temp) == NULL) {
+        x->temp[0] = '\0';
+        return kg_fail(&x->err, KG_EIO, "%s: no folder for the runs: %s", base, strerror(errno));
+    }
+    x->dir = x->temp;
+    return KG_OK;
+}
+
+static void drop_dir(const struct ab *x)
+{
+    DIR *d = x->temp[0] != '\0' ? opendir(x->temp) : NULL;
+    const struct dirent *e;
+
+    while (d != NULL && (e = readdir(d)) != NULL) {
+        if (e->d_name[0] != '.') {
+            (void)unlinkat(dirfd(d), e->d_name, 0);
+        }
+    }
+    if (d != NULL) {
+        (void)closedir(d);
+        (void)rmdir(x->temp);
+    }
+}
+
+int kg_cmd_ab(int argc, char **argv)
+{
+    struct ab *x = calloc(1, sizeof(*x));
+
+    if (x == NULL) {
+        (void)fputs("kedge: out of memory\n", stderr);
+        return KG_EXIT_FAILED;
+    }
+    x->repeat = x->seed = 1;
+    x->draws = 1000;
+    x->least_percent = 1;
+    int status = parse(x, argc, argv);
+    if (status < 0) {
+        status = check_arms(x);
+    }
+    if (status < 0) {
+        int rc = open_dir(x);
+        rc = rc == KG_OK ? run_all(x) : rc;
+        rc = rc == KG_OK ? report(x) : rc;
+        status = rc == KG_OK ? KG_EXIT_OK : kg_cmd_fail(&x->err);
+    }
+    drop_dir(x);
+    for (uint32_t i = 0; i < x->n_arms; i++) {
+        for (uint32_t k = 0; k < x->repeat; k++) {
+            kg_ab_run_free(&x->arms[i].runs[k]);
+        }
+    }
+    free(x->values);
+    free(x);
+    return status;
+}

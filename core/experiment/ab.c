@@ -1,0 +1,404 @@
+#include "experiment/ab.h"
+
+#include "base/hash.h"
+#include "experiment/lines.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const class_words[KG_AB_N_BYTES] = {
+    "live_pages", "live_states", "cached_pages", "cached_states", "pinned",
+    "holes",      "gap",         "padding",      "promised"};
+
+/* --- reading --- */
+
+static double number(const json_t *o, const char *key)
+{
+    const json_t *v = json_object_get(o, key);
+
+    return json_is_number(v) ? json_number_value(v) : NAN;
+}
+
+static double count(const json_t *o, const char *key)
+{
+    double v = number(o, key);
+
+    return v >= 0 ? v : 0;
+}
+
+static uint32_t whole(const json_t *o, const char *key)
+{
+    return (uint32_t)fmin(count(o, key), UINT32_MAX);
+}
+
+static const char *word(const json_t *o, const char *key)
+{
+    const char *s = json_string_value(json_object_get(o, key));
+
+    return s != NULL ? s : "";
+}
+
+static void row_of(const json_t *o, double ttft_slo_ms, double tpot_slo_ms, struct kg_ab_row *row)
+{
+    const char *id = word(o, "id"), *outcome = word(o, "outcome");
+    double *v = row->v;
+
+    row->id = kg_hash_bytes(id, strlen(id), 0);
+    row->output_hash = strtoull(word(o, "output_hash"), NULL, 16);
+    row->ok = strcmp(outcome, "ok") == 0;
+    row->n_prompt = whole(o, "prompt_tokens");
+    row->n_output = whole(o, "output_tokens");
+    v[KG_AB_TTFT] = number(o, "ttft_ms");
+    v[KG_AB_TPOT] = number(o, "tpot_ms");
+    v[KG_AB_E2E] = number(o, "e2e_ms");
+    v[KG_AB_QUEUE] = number(o, "queue_ms");
+    v[KG_AB_REFUSED] = strcmp(outcome, "refused") == 0;
+    v[KG_AB_FAILED] = strcmp(outcome, "error") == 0;
+    v[KG_AB_GOOD] = row->ok && (ttft_slo_ms == 0 || v[KG_AB_TTFT] <= ttft_slo_ms) &&
+                    (tpot_slo_ms == 0 || !(v[KG_AB_TPOT] > tpot_slo_ms));
+    v[KG_AB_HIT_PAGE] = count(o, "hit_page_tokens");
+    v[KG_AB_REUSED] = count(o, "reused_tokens");
+    v[KG_AB_LOST] = count(o, "lost_tokens");
+    v[KG_AB_PREEMPTED] = count(o, "preemptions");
+    v[KG_AB_VERIFIED] = count(o, "verified");
+    v[KG_AB_ACCEPTED] = count(o, "accepted");
+}
+
+int kg_ab_read_rows(const char *path, double ttft_slo_ms, double tpot_slo_ms, struct kg_ab_run *run,
+                    uint32_t *n, struct kg_error *err)
+{
+    struct kg_lines *lines = NULL;
+    struct kg_ab_row *rows = NULL;
+    uint32_t n_rows = 0, cap = 0;
+    const char *text;
+    size_t len;
+
+    int rc = kg_lines_open(path, &lines, err);
+    while (rc >= 0 && (rc = kg_lines_next(lines, &text, &len, err)) == 1) {
+        if (n_rows == cap) {
+            cap = cap == 0 ? 1024 : 2 * cap;
+            struct kg_ab_row *p = realloc(rows, (size_t)cap * sizeof(*p));
+            rows = p != NULL ? p : rows;
+            rc = p != NULL ? rc : kg_fail(err, KG_ENOMEM, "%s: no memory for its rows", path);
+        }
+        json_t *o = rc == 1 ? json_loadb(text, len, 0, NULL) : NULL;
+        if (rc == 1 && !json_is_object(o)) {
+            rc = kg_fail(err, KG_EINVAL, "%s: line %u: not a row of a replay", path, n_rows + 1);
+        }
+        if (rc == 1) {
+            row_of(o, ttft_slo_ms, tpot_slo_ms, &rows[n_rows++]);
+        }
+        json_decref(o);
+    }
+    kg_lines_close(lines);
+    if (rc < 0) {
+        free(rows);
+        return rc;
+    }
+    run->rows = rows;
+    *n = n_rows;
+    return KG_OK;
+}
+
+void kg_ab_run_free(struct kg_ab_run *run)
+{
+    free(run->rows);
+    run->rows = NULL;
+}
+
+int kg_ab_read_facts(const char *path, struct kg_ab_facts *facts, struct kg_error *err)
+{
+    json_error_t why;
+    json_t *o = json_load_file(path, 0, &why);
+    const json_t *model = json_object_get(o, "model"), *inv = json_object_get(o, "invariant");
+    const json_t *bytes = json_object_get(o, "bytes");
+
+    if (!json_is_object(model) || !json_is_object(inv) || !json_is_object(bytes)) {
+        json_decref(o);
+        return kg_fail(err, KG_EINVAL, "%s: not the summary of a replay: %s", path,
+                       o == NULL ? why.text : "model, invariant or bytes is missing");
+    }
+    memset(facts, 0, sizeof(*facts));
+    const struct {
+        char *to;
+        size_t n;
+        const json_t *from;
+        const char *key;
+    } words[] = {{facts->exec, sizeof(facts->exec), o, "exec"},
+                 {facts->pool, sizeof(facts->pool), o, "pool"},
+                 {facts->sched, sizeof(facts->sched), o, "sched"},
+                 {facts->spec, sizeof(facts->spec), o, "spec"},
+                 {facts->clock, sizeof(facts->clock), o, "clock"},
+                 {facts->family, sizeof(facts->family), model, "family"},
+                 {facts->math, sizeof(facts->math), model, "math"}};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        (void)snprintf(words[i].to, words[i].n, "%s", word(words[i].from, words[i].key));
+    }
+    facts->vocab = whole(model, "vocab");
+    facts->batch = json_is_true(json_object_get(inv, "batch"));
+    facts->chunk = json_is_true(json_object_get(inv, "chunk"));
+    facts->path = json_is_true(json_object_get(inv, "path"));
+    facts->duration_s = count(o, "duration_s");
+    facts->stretch = number(json_object_get(o, "load"), "stretch");
+    facts->arena = count(bytes, "arena");
+    for (uint32_t k = 0; k < KG_AB_N_BYTES; k++) {
+        facts->bytes_mean[k] = count(json_object_get(bytes, class_words[k]), "mean");
+        facts->bytes_max[k] = count(json_object_get(bytes, class_words[k]), "max");
+    }
+    json_decref(o);
+    return KG_OK;
+}
+
+/* --- what may be compared --- */
+
+int kg_ab_comparable(const struct kg_ab_facts *a, const struct kg_ab_facts *b, struct kg_error *err)
+{
+    if (strcmp(a->family, b->family) != 0 || a->vocab != b->vocab) {
+        return kg_fail(err, KG_ECONFIG,
+                       "two models cannot be compared request by request: %s with %u tokens in its "
+                       "vocabulary against %s with %u",
+                       a->family, a->vocab, b->family, b->vocab);
+    }
+    if (strcmp(a->clock, b->clock) != 0) {
+        return kg_fail(err, KG_ECONFIG,
+                       "times of a %s clock cannot be compared with those of a %s one", a->clock,
+                       b->clock);
+    }
+    return KG_OK;
+}
+
+int kg_ab_must_agree(const struct kg_ab_report *r)
+{
+    const struct kg_ab_facts *a = &r->facts[0], *b = &r->facts[1];
+
+    return a->batch && a->chunk && a->path && b->batch && b->chunk && b->path &&
+           strcmp(a->exec, b->exec) == 0 && strcmp(a->math, b->math) == 0 &&
+           r->seeds[0] == r->seeds[1];
+}
+
+/* --- for people --- */
+
+static void put_value(struct kg_buf *b, const struct kg_ab_figure_about *about, double v)
+{
+    char text[40];
+
+    if (isnan(v)) {
+        (void)snprintf(text, sizeof(text), "-");
+    } else if (about->is_share) {
+        (void)snprintf(text, sizeof(text), "%.2f %%", 100 * v);
+    } else {
+        (void)snprintf(text, sizeof(text), v < 10 ? "%.3f %s" : "%.1f %s", v, about->unit);
+    }
+    (void)kg_buf_printf(b, " %16s", text);
+}
+
+static void put_figure(struct kg_buf *b, uint32_t m, const struct kg_ab_figure *f)
+{
+    const struct kg_ab_figure_about *about = kg_ab_figure_about(m);
+    const char *mark = f->is_small ? "small" : f->is_different ? "*" : "";
+
+    if (isnan(f->diff) || (f->a == 0 && f->b == 0) || (about->is_share && f->a == 1 && f->b == 1)) {
+        return;
+    }
+    (void)kg_buf_printf(b, "  %-13s", about->name);
+    put_value(b, about, f->a);
+    put_value(b, about, f->b);
+    if (about->is_share) {
+        (void)kg_buf_printf(b, " %+8.2f pt  %+8.2f .. %+.2f", 100 * f->diff, 100 * f->lo,
+                            100 * f->hi);
+    } else if (isnan(f->rel)) {
+        (void)kg_buf_printf(b, " %+8.3g     %+8.3g .. %+.3g", f->diff, f->lo, f->hi);
+    } else {
+        (void)kg_buf_printf(b, " %+8.2f %%   %+8.2f .. %+.2f", 100 * f->rel, 100 * f->rel_lo,
+                            100 * f->rel_hi);
+    }
+    (void)kg_buf_printf(b, "  %s\n", !f->is_tested ? "too few to tell" : mark);
+}
+
+static void put_rate(struct kg_buf *b, const char *name, const struct kg_ab_rate *r)
+{
+    (void)kg_buf_printf(b, "  %-13s %10.1f tok/s %10.1f tok/s %+8.2f %%", name, r->a, r->b,
+                        100 * r->rel);
+    if (!isnan(r->rel_lo)) {
+        (void)kg_buf_printf(b, "   %+8.2f .. %+.2f", 100 * r->rel_lo, 100 * r->rel_hi);
+    }
+    (void)kg_buf_puts(b, "\n");
+}
+
+static void put_promise(const struct kg_ab_report *r, struct kg_buf *b)
+{
+    const struct kg_ab_facts *a = &r->facts[0], *f = &r->facts[1];
+    unsigned long long n = r->result.n_outputs_compared, differ = r->result.n_outputs_differ;
+
+    if (kg_ab_must_agree(r)) {
+        (void)kg_buf_puts(b, "Rests on: both backends promise that the tokens do not depend on "
+                             "batch, chunk or path, so the arms do the same work.\n");
+        (void)kg_buf_printf(b,
+                            differ == 0 ? "Outputs: equal in all %llu requests compared.\n"
+                                        : "Outputs: THE PROMISE IS BROKEN, of %llu requests "
+                                          "compared %llu differ.\n",
+                            n, differ);
+        return;
+    }
+    if (r->seeds[0] != r->seeds[1]) {
+        (void)kg_buf_puts(b, "Rests on: lengths and sharing alone, contents have other seeds.\n");
+        return;
+    }
+    (void)kg_buf_printf(b,
+                        "Rests on: equal lengths. No common promise of equal tokens (A: batch %s, "
+                        "chunk %s, path %s; B: %s, %s, %s).\n",
+                        a->batch ? "yes" : "no", a->chunk ? "yes" : "no", a->path ? "yes" : "no",
+                        f->batch ? "yes" : "no", f->chunk ? "yes" : "no", f->path ? "yes" : "no");
+    (void)kg_buf_printf(b, "Outputs: %llu of %llu requests compared differ.\n", differ, n);
+}
+
+int kg_ab_text(const struct kg_ab_report *r, struct kg_buf *b)
+{
+    const struct kg_ab_result *s = &r->result;
+
+    if (r->at != NULL) {
+        (void)kg_buf_printf(b, "--- %s\n", r->at);
+    }
+    for (uint32_t k = 0; k < 2; k++) {
+        const struct kg_ab_facts *f = &r->facts[k];
+        (void)kg_buf_printf(b, "%s: %s (exec %s, pool %s, sched %s, spec %s)\n", r->names[k],
+                            r->what[k], f->exec, f->pool, f->sched, f->spec);
+    }
+    (void)kg_buf_printf(b, "%u requests, %u run%s of each, %u pairs; %s time; windows of %u\n\n",
+                        r->conf.n, r->conf.n_repeats, r->conf.n_repeats == 1 ? "" : "s", s->n_pairs,
+                        r->facts[0].clock, s->block);
+    (void)kg_buf_printf(b, "  %-13s %16s %16s %10s   %20s\n", "", r->names[0], r->names[1],
+                        "change", "95 % of the change");
+    for (uint32_t m = 0; m < KG_AB_N_FIGURES; m++) {
+        put_figure(b, m, &s->figures[m]);
+    }
+    put_rate(b, "throughput", &s->throughput);
+    put_rate(b, "goodput", &s->goodput);
+    if (s->n_tested > 0) {
+        (void)kg_buf_printf(b,
+                            "  * beyond chance: more than %.1f standard errors, so that at most %g "
+                            "reports in 100 on equal arms have any\n",
+                            s->critical, 100 * r->conf.alpha);
+    }
+    (void)kg_buf_puts(b, "\n");
+    (void)kg_ab_verdict(s, r->names[0], r->names[1], b);
+    put_promise(r, b);
+    return b->rc;
+}
+
+/* --- for programs --- */
+
+static void put_f64(struct kg_buf *b, const char *key, double v)
+{
+    (void)kg_buf_printf(b, ",\"%s\":", key);
+    (void)kg_buf_json_f64(b, v);
+}
+
+static void put_str(struct kg_buf *b, const char *key, const char *text)
+{
+    (void)kg_buf_printf(b, "\"%s\":", key);
+    (void)kg_buf_json_str(b, text, strlen(text));
+}
+
+static void json_figure(struct kg_buf *b, uint32_t m, const struct kg_ab_figure *f)
+{
+    (void)kg_buf_putc(b, '{');
+    put_str(b, "name", kg_ab_figure_about(m)->name);
+    (void)kg_buf_putc(b, ',');
+    put_str(b, "unit", kg_ab_figure_about(m)->unit);
+    put_f64(b, "a", f->a);
+    put_f64(b, "b", f->b);
+    put_f64(b, "diff", f->diff);
+    put_f64(b, "lo", f->lo);
+    put_f64(b, "hi", f->hi);
+    put_f64(b, "rel", f->rel);
+    put_f64(b, "rel_lo", f->rel_lo);
+    put_f64(b, "rel_hi", f->rel_hi);
+    put_f64(b, "se", f->se);
+    (void)kg_buf_printf(b, ",\"n\":%u,\"tested\":%s,\"different\":%s,\"small\":%s}", f->n,
+                        f->is_tested ? "true" : "false", f->is_different ? "true" : "false",
+                        f->is_small ? "true" : "false");
+}
+
+static void json_rate(struct kg_buf *b, const char *key, const struct kg_ab_rate *r)
+{
+    (void)kg_buf_printf(b, ",\"%s\":{\"unit\":\"tok/s\"", key);
+    put_f64(b, "a", r->a);
+    put_f64(b, "b", r->b);
+    put_f64(b, "rel", r->rel);
+    put_f64(b, "rel_lo", r->rel_lo);
+    put_f64(b, "rel_hi", r->rel_hi);
+    (void)kg_buf_putc(b, '}');
+}
+
+static void json_arm(struct kg_buf *b, const struct kg_ab_report *r, uint32_t k)
+{
+    const struct kg_ab_facts *f = &r->facts[k];
+
+    (void)kg_buf_putc(b, '{');
+    put_str(b, "name", r->names[k]);
+    (void)kg_buf_putc(b, ',');
+    put_str(b, "config", r->what[k]);
+    (void)kg_buf_printf(b,
+                        ",\"exec\":\"%s\",\"pool\":\"%s\",\"sched\":\"%s\",\"spec\":\"%s\","
+                        "\"clock\":\"%s\",\"seed\":%llu,\"invariant\":{\"batch\":%s,\"chunk\":%s,"
+                        "\"path\":%s}",
+                        f->exec, f->pool, f->sched, f->spec, f->clock,
+                        (unsigned long long)r->seeds[k], f->batch ? "true" : "false",
+                        f->chunk ? "true" : "false", f->path ? "true" : "false");
+    put_f64(b, "stretch", f->stretch);
+    put_f64(b, "duration_s", f->duration_s);
+    put_f64(b, "arena_bytes", f->arena);
+    (void)kg_buf_puts(b, ",\"bytes\":{");
+    for (uint32_t c = 0; c < KG_AB_N_BYTES; c++) {
+        (void)kg_buf_printf(b, "%s\"%s\":{\"mean\":%.0f,\"max\":%.0f}", c > 0 ? "," : "",
+                            class_words[c], f->bytes_mean[c], f->bytes_max[c]);
+    }
+    (void)kg_buf_puts(b, "}}");
+}
+
+int kg_ab_json(const struct kg_ab_report *r, struct kg_buf *b)
+{
+    const struct kg_ab_result *s = &r->result;
+    struct kg_buf words;
+
+    (void)kg_buf_putc(b, '{');
+    put_str(b, "trace", r->trace);
+    if (r->at != NULL) {
+        (void)kg_buf_putc(b, ',');
+        put_str(b, "at", r->at);
+    }
+    (void)kg_buf_puts(b, ",\"arms\":[");
+    json_arm(b, r, 0);
+    (void)kg_buf_putc(b, ',');
+    json_arm(b, r, 1);
+    (void)kg_buf_printf(b,
+                        "],\"requests\":%u,\"repeats\":%u,\"pairs\":%u,\"draws\":%u,\"window\":%u,"
+                        "\"windows\":%u,\"tested\":%u,\"comparisons\":%u",
+                        r->conf.n, r->conf.n_repeats, s->n_pairs, r->conf.n_draws, s->block,
+                        s->n_blocks, s->n_tested, r->conf.n_comparisons);
+    put_f64(b, "alpha", r->conf.alpha);
+    put_f64(b, "critical", s->critical);
+    (void)kg_buf_puts(b, ",\"figures\":[");
+    for (uint32_t m = 0; m < KG_AB_N_FIGURES; m++) {
+        (void)kg_buf_puts(b, m > 0 ? "," : "");
+        json_figure(b, m, &s->figures[m]);
+    }
+    (void)kg_buf_putc(b, ']');
+    json_rate(b, "throughput", &s->throughput);
+    json_rate(b, "goodput", &s->goodput);
+    (void)kg_buf_printf(b,
+                        ",\"outputs\":{\"promised\":%s,\"compared\":%llu,\"differ\":%llu},"
+                        "\"same\":%s,\"cannot_tell\":%s,",
+                        kg_ab_must_agree(r) ? "true" : "false",
+                        (unsigned long long)s->n_outputs_compared,
+                        (unsigned long long)s->n_outputs_differ, s->is_same ? "true" : "false",
+                        s->cannot_tell ? "true" : "false");
+    kg_buf_init(&words, 0);
+    (void)kg_ab_verdict(s, r->names[0], r->names[1], &words);
+    put_str(b, "verdict", kg_buf_cstr(&words));
+    kg_buf_fini(&words);
+    return kg_buf_putc(b, '}');
+}

@@ -1,0 +1,46 @@
+/* What kedge ab reads and writes: the files of two replays in, text and JSON out. */
+#ifndef KEDGE_EXPERIMENT_AB_H
+#define KEDGE_EXPERIMENT_AB_H
+
+#include "experiment/ab_stats.h"
+
+#define KG_AB_N_BYTES 9 /* classes of bytes in a summary */
+
+/* Of the summary of one replay. */
+struct kg_ab_facts {
+    char exec[32], pool[32], sched[32], spec[32], clock[16], family[32], math[16];
+    uint32_t vocab, batch, chunk, path; /* the last three: promised invariances, 0 or 1 */
+    double duration_s, stretch;
+    double bytes_mean[KG_AB_N_BYTES], bytes_max[KG_AB_N_BYTES], arena;
+};
+
+/* One comparison as it is told. */
+struct kg_ab_report {
+    const char *trace;
+    const char *names[2], *what[2]; /* "A"; "a.ini, engine.max_seqs = 16" */
+    const char *at;                 /* the value of --vary both arms share, NULL for none */
+    struct kg_ab_facts facts[2];    /* of the first repeat */
+    struct kg_ab_conf conf;
+    struct kg_ab_result result;
+    uint64_t seeds[2]; /* of the first repeat */
+};
+
+/* Reads the rows of a replay; a request is good with at most so many ms (0: no limit). *run is
+ * owned by the caller, kg_ab_run_free. KG_ENOENT, KG_EINVAL naming the line, KG_ENOMEM. */
+KG_CHECKED int kg_ab_read_rows(const char *path, double ttft_slo_ms, double tpot_slo_ms,
+                               struct kg_ab_run *run, uint32_t *n, struct kg_error *err);
+void kg_ab_run_free(struct kg_ab_run *run);
+/* Reads the summary of a replay. KG_EINVAL names the file and what is missing. */
+KG_CHECKED int kg_ab_read_facts(const char *path, struct kg_ab_facts *facts, struct kg_error *err);
+
+/* KG_ECONFIG with the reason when two runs cannot be compared: models, clocks. */
+KG_CHECKED int kg_ab_comparable(const struct kg_ab_facts *a, const struct kg_ab_facts *b,
+                                struct kg_error *err);
+/* Whether both arms must say the same tokens, by what their backends promise. */
+int kg_ab_must_agree(const struct kg_ab_report *report);
+
+/* Append table, verdict and what it rests on; one JSON object without a newline. Return b->rc. */
+int kg_ab_text(const struct kg_ab_report *report, struct kg_buf *b);
+int kg_ab_json(const struct kg_ab_report *report, struct kg_buf *b);
+
+#endif
