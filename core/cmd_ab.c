@@ -129,6 +129,7 @@ static int numbers(struct ab *x)
     return rc;
 }
 
+/* name NULL: KEY=VALUE of --vary. */
 static void add_arm(struct ab *x, const char *conf, const char *name, const char *value,
                     uint32_t second)
 {
@@ -141,7 +142,11 @@ static void add_arm(struct ab *x, const char *conf, const char *name, const char
     if (value != NULL) {
         (void)snprintf(a->set, sizeof(a->set), "%.*s=%s", (int)key, x->vary, value);
     }
-    (void)snprintf(a->name, sizeof(a->name), "%s", name);
+    if (name != NULL) {
+        (void)snprintf(a->name, sizeof(a->name), "%s", name);
+    } else {
+        (void)snprintf(a->name, sizeof(a->name), "%s", strchr(a->set, '.') + 1);
+    }
     if (value != NULL) {
         (void)snprintf(a->what, sizeof(a->what), "%.120s, %.*s = %s", conf, (int)key, x->vary,
                        value);
@@ -172,6 +177,9 @@ static int make_arms(struct ab *x)
     }
     const char *list = strchr(x->vary, '=');
     x->values = list != NULL ? strdup(list + 1) : NULL;
+    if (list == NULL || memchr(x->vary, '.', (size_t)(list - x->vary)) == NULL) {
+        return bad("--vary", x->vary, "SECTION.KEY=V1,V2,...");
+    }
     for (char *v = x->values, *next; v != NULL; v = next) {
         next = strchr(v, ',');
         if (next != NULL) {
@@ -180,7 +188,7 @@ static int make_arms(struct ab *x)
         if (n_values++ == MAX_VALUES || strlen(x->vary) > 150 || *v == '\0') {
             return bad("--vary", x->vary, "SECTION.KEY=V1,V2,..., at most 16 values");
         }
-        add_arm(x, first, x->is_pairs ? "A" : v, v, 0);
+        add_arm(x, first, x->is_pairs ? "A" : NULL, v, 0);
         if (x->is_pairs) {
             add_arm(x, x->line.rest[1], "B", v, 1);
         }

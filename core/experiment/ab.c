@@ -277,10 +277,11 @@ int kg_ab_text(const struct kg_ab_report *r, struct kg_buf *b)
     put_rate(b, "throughput", &s->throughput);
     put_rate(b, "goodput", &s->goodput);
     if (s->n_tested > 0) {
-        (void)kg_buf_printf(b,
-                            "  * beyond chance: more than %.1f standard errors, so that at most %g "
-                            "reports in 100 on equal arms have any\n",
-                            s->critical, 100 * r->conf.alpha);
+        (void)kg_buf_printf(
+            b,
+            "  * beyond chance: more than %.1f standard errors; of reports on equal "
+            "arms %g %% have any\n",
+            s->critical, 100 * r->conf.alpha);
     }
     (void)kg_buf_puts(b, "\n");
     (void)kg_ab_verdict(s, r->names[0], r->names[1], b);

@@ -1,0 +1,197 @@
+#!/usr/bin/python3
+"""kedge ab: equal arms, a slowdown put in on purpose, figures worked out again from the rows.
+
+usage: ab_cli.py KEDGE SOURCE_ROOT      (TAP on standard output)
+"""
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+
+KEDGE, ROOT = (os.path.abspath(p) for p in sys.argv[1:3])
+CONF = os.path.join(ROOT, "scripts/conf")
+SIM, TINY, COST = (os.path.join(CONF, n) for n in ("sim-k3.ini", "tiny.ini", "k3-tp8-b300.cost"))
+CASES = []
+
+
+def case(f):
+    CASES.append(f)
+    return f
+
+
+def trace(d, n=400, seed=1, gap_ms=60):
+    """Prompts that share beginnings, made up here; with 60 ms between them the node is busy, not full."""
+    rng = random.Random(seed)
+    path, at = os.path.join(d, "t.jsonl"), 0.0
+    with open(path, "w") as f:
+        for i in range(n):
+            at += rng.expovariate(1 / gap_ms)
+            blocks = rng.randrange(1, 8)
+            ids = [rng.randrange(6)] + [1000 * i + k + 10 for k in range(blocks)]
+            f.write(json.dumps({"timestamp": at, "input_length": 64 * len(ids), "block": 64, "hash_ids": ids,
+                                "output_length": rng.randrange(2, 60)}) + "\n")
+    return path
+
+
+def run(*args):
+    return subprocess.run([KEDGE, "ab", *args], capture_output=True, text=True, timeout=200)
+
+
+def report(*args):
+    r = run("--json", *args)
+    assert r.returncode == 0, "exit %d: %s" % (r.returncode, r.stderr[-500:])
+    return json.loads(r.stdout)["comparisons"]
+
+
+def figure(comparison, name):
+    return next(f for f in comparison["figures"] if f["name"] == name)
+
+
+def quantile(values, q):
+    v = sorted(values)
+    at = q * (len(v) - 1)
+    i = int(at)
+    return v[i] if i + 1 == len(v) else v[i] + (at - i) * (v[i + 1] - v[i])
+
+
+def slower(d, factor):
+    """The configuration with every time of its cost table times `factor`."""
+    cost, conf = os.path.join(d, "slow.cost"), os.path.join(d, "slow.ini")
+    with open(COST) as f, open(cost, "w") as g:
+        for line in f:
+            w = line.split()
+            if w and (w[0] == "rows" or w[0].endswith("_ns")):
+                w[-1] = repr(float(w[-1]) * factor)
+                line = " ".join(w) + "\n"
+            g.write(line)
+    with open(SIM) as f, open(conf, "w") as g:
+        g.write(re.sub("(?m)^cost = .*$", "cost = slow.cost", f.read()))
+    return conf
+
+
+@case
+def equal_arms_show_no_difference_whatever_the_seed():
+    with tempfile.TemporaryDirectory() as d:
+        t = trace(d)
+        for seed in range(20 if os.environ.get("KEDGE_FULL") else 3):
+            c, = report(SIM, SIM, "--trace", t, "--seed", str(seed), "--seed-b", str(seed + 100))
+            assert not any(f["different"] for f in c["figures"]), c["verdict"]
+        c, = report(SIM, SIM, "--trace", t)
+        assert c["same"] and "are the same in every figure" in c["verdict"], c["verdict"]
+        assert c["outputs"] == {"promised": True, "compared": 400, "differ": 0}, c["outputs"]
+
+
+@case
+def a_slowdown_of_five_percent_is_found():
+    with tempfile.TemporaryDirectory() as d:
+        c, = report(SIM, slower(d, 1.05), "--trace", trace(d))
+        assert "B is slower" in c["verdict"] and "faster" not in c["verdict"], c["verdict"]
+        f = figure(c, "mean TPOT")
+        assert f["different"] and 0.04 < f["rel"] < 0.15, f
+        assert f["rel_lo"] < f["rel"] < f["rel_hi"] and f["rel_lo"] > 0, f
+
+
+@case
+def figures_are_those_of_the_rows_that_it_keeps():
+    with tempfile.TemporaryDirectory() as d:
+        out = os.path.join(d, "out")
+        c, = report(SIM, "--vary", "plugins.pool=unified,split", "--trace", trace(d), "--out", out,
+                    "--repeat", "2")
+        rows = []
+        for arm in (1, 2):
+            rows.append([json.loads(l) for k in (1, 2)
+                         for l in open(os.path.join(out, "arm%d-run%d.rows.jsonl" % (arm, k)))])
+        ok = [(a, b) for a, b in zip(*rows) if a["outcome"] == b["outcome"] == "ok"]
+        for name, key in (("TTFT", "ttft_ms"), ("E2E", "e2e_ms"), ("queue", "queue_ms")):
+            for k, side in enumerate("ab"):
+                v = [pair[k][key] for pair in ok]
+                for stat, x in (("median", quantile(v, 0.5)), ("mean", sum(v) / len(v)), ("p99", quantile(v, 0.99))):
+                    found = figure(c, "%s %s" % (stat, name))[side]
+                    assert abs(found - x) < 1e-6 * max(1, x), (name, stat, side, found, x)
+        for k, side in enumerate("ab"):
+            x = sum(r["reused_tokens"] for r in rows[k]) / len(rows[k])
+            assert abs(figure(c, "reused")[side] - x) < 1e-9
+        assert c["repeats"] == 2 and c["arms"][0]["pool"] == "unified" and c["arms"][1]["pool"] == "split"
+
+
+@case
+def the_same_seed_gives_the_same_report():
+    with tempfile.TemporaryDirectory() as d:
+        t, slow = trace(d, 200), slower(d, 1.02)
+        a, b = (run(SIM, slow, "--trace", t, "--seed", "3") for _ in range(2))
+        assert a.returncode == 0 and a.stdout == b.stdout and a.stdout != "", a.stderr
+
+
+@case
+def load_means_the_same_arrivals_for_both_arms():
+    with tempfile.TemporaryDirectory() as d:
+        c, = report(SIM, slower(d, 1.2), "--trace", trace(d), "--load", "0.5")
+        assert c["arms"][0]["stretch"] == c["arms"][1]["stretch"] != 1, c["arms"]
+
+
+@case
+def values_are_compared_with_the_first_and_two_files_at_each_value():
+    with tempfile.TemporaryDirectory() as d:
+        t = trace(d, 100)
+        c = report(SIM, "--vary", "engine.max_seqs=64,32,16", "--trace", t)
+        assert [x["arms"][1]["name"] for x in c] == ["max_seqs=32", "max_seqs=16"], c
+        assert all(x["arms"][0]["name"] == "max_seqs=64" and x["comparisons"] == 2 for x in c)
+        c = report(SIM, slower(d, 1.05), "--vary", "engine.max_seqs=64,32", "--trace", t)
+        assert [x["at"] for x in c] == ["engine.max_seqs=64", "engine.max_seqs=32"], c
+        assert all([a["name"] for a in x["arms"]] == ["A", "B"] for x in c)
+
+
+@case
+def what_cannot_be_compared_is_refused_with_the_reason():
+    with tempfile.TemporaryDirectory() as d:
+        t = trace(d, 20)
+        other = ("--set", "exec-sim.vocab=1000")
+        small = os.path.join(d, "small.ini")
+        with open(SIM) as f, open(small, "w") as g:
+            g.write(f.read().replace("vocab = 163840", "vocab = 1000").replace(
+                "cost = ", "cost = %s/" % CONF))
+        for status, text, args in (
+                (2, "two models cannot be compared", (SIM, TINY, "--trace", t)),
+                (2, "two models cannot be compared", (SIM, small, "--trace", t)),
+                (2, "times of a virtual clock", (SIM, "--vary", "exec-sim.clock=virtual,real", "--trace", t, "--limit",
+                                                 "2")),
+                (2, "No such file", (SIM, SIM, "--trace", t + ".none")),
+                (2, "no_such_key", (SIM, "--vary", "engine.no_such_key=1,2", "--trace", t)),
+                (2, "two values", (SIM, "--vary", "engine.max_seqs=1", "--trace", t)),
+                (2, "SECTION.KEY", (SIM, "--vary", "max_seqs", "--trace", t)),
+                (2, "needs --trace", (SIM, SIM)),
+                (2, "needs --trace", (SIM, "--trace", t)),
+                (2, "--repeat", (SIM, SIM, "--trace", t, "--repeat", "0")),
+                (2, "exclude each other", (SIM, SIM, "--trace", t, "--load", "1", "--stretch", "2"))):
+            r = run(*args)
+            assert r.returncode == status and text in r.stderr, (args, r.returncode, r.stderr)
+        assert report(SIM, SIM, "--trace", t, *other)[0]["same"]
+
+
+@case
+def nothing_stays_behind_without_out():
+    with tempfile.TemporaryDirectory() as d, tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as tmp:
+        r = subprocess.run([KEDGE, "ab", SIM, SIM, "--trace", trace(d, 20)], capture_output=True, text=True,
+                           env=dict(os.environ, TMPDIR=tmp), timeout=200)
+        assert r.returncode == 0 and os.listdir(tmp) == [], (r.stderr, os.listdir(tmp))
+
+
+def main():
+    print("1..%d" % len(CASES))
+    failed = 0
+    for i, f in enumerate(CASES):
+        try:
+            f()
+            print("ok %d - %s" % (i + 1, f.__name__))
+        except Exception as e:  # a case that breaks is a case that failed
+            failed += 1
+            print("not ok %d - %s" % (i + 1, f.__name__))
+            print("# " + re.sub("\n", "\n# ", "%s: %s" % (type(e).__name__, e)))
+        sys.stdout.flush()
+    sys.exit(1 if failed else 0)
+
+
+main()
