@@ -317,10 +317,10 @@ static int run_step(struct kg_engine *e)
     kg_adm_disturb(e);
     kg_adm_growth(e);
     changed += kg_tier_step(e);
-    uint64_t ended = e->n_live;
+    uint64_t before = e->n_changes;
     kg_plan_step(e);
-    changed += e->n_live != ended; /* a plan may refuse for good */
-    changed += e->n_put_off > 0;   /* behind those put off others may be let in */
+    changed += e->n_changes != before; /* refused for good, or admitted and not planned yet */
+    changed += e->n_put_off > 0;       /* behind those put off others may be let in */
     if (e->n_picks == 0) {
         if (changed == 0) {
             idle(e);

@@ -65,9 +65,11 @@ static int check_item(struct kg_engine *e, const struct kg_sched_view *v,
         *rows += v->decode_rows;
         return it->n_tokens == 1;
     }
+    /* One that is still being loaded stands behind what it loads when its rows are computed. */
+    uint32_t computed = r->loading != KG_LOAD_NONE ? r->reuse.tokens : r->past;
     *rows += it->n_tokens;
     return it->n_tokens >= 1 && it->n_tokens <= v->prefill_chunk &&
-           it->n_tokens <= r->n_target - r->past;
+           it->n_tokens <= r->n_target - computed;
 }
 
 /* Budgets kept, nobody twice, nobody who holds nothing, and somebody advances if somebody can. */

@@ -16,7 +16,8 @@ enum {
     BAD_WAITING,
     BAD_SUM,
     BAD_LONG,
-    ASKS_PAUSED /* legal: the core says later */
+    ASKS_PAUSED,  /* legal: the core says later */
+    IGNORES_HITS, /* plans the whole prompt of whom it admits */
 };
 
 struct lifo_conf {
@@ -33,7 +34,7 @@ struct kg_sched {
 };
 
 static const struct kg_opt options[] = {
-    {"bad", KG_OPT_U32, 0, offsetof(struct lifo_conf, bad), "0", 0, 10, NULL,
+    {"bad", KG_OPT_U32, 0, offsetof(struct lifo_conf, bad), "0", 0, 11, NULL,
      "Rule that every third plan breaks, 0 for none. Unit: none."},
     {0},
 };
@@ -84,16 +85,18 @@ static uint32_t least(uint32_t a, uint32_t b)
 }
 
 static int good_plan(const struct kg_sched_view *v, struct kg_sched_item *items, uint32_t max,
-                     int ask_paused)
+                     uint32_t bad)
 {
     uint32_t n = 0, rows = v->step_tokens, slots = v->n_slots;
 
     for (uint32_t i = v->n_waiting; i-- > 0 && slots > 0 && n < max && rows > 0;) {
         const struct kg_sched_req q = v->waiting[i];
         uint32_t computed = 0;
-        if ((q.paused && !ask_paused) || v->admit(v->ctx, q.index, &computed) != KG_ADMIT_YES) {
+        if ((q.paused && bad != ASKS_PAUSED) ||
+            v->admit(v->ctx, q.index, &computed) != KG_ADMIT_YES) {
             continue;
         }
+        computed = bad == IGNORES_HITS ? 0 : computed;
         uint32_t k = least(least(q.n_prompt - computed, v->prefill_chunk), rows);
         items[n++] = (struct kg_sched_item){q.index, k};
         rows -= k;
@@ -114,9 +117,9 @@ static int good_plan(const struct kg_sched_view *v, struct kg_sched_item *items,
 static int plan(struct kg_sched *s, const struct kg_sched_view *v, struct kg_sched_item *items,
                 uint32_t max)
 {
-    int n = good_plan(v, items, max, s->conf.bad == ASKS_PAUSED);
+    int n = good_plan(v, items, max, s->conf.bad);
 
-    if (s->conf.bad == BAD_NONE || s->conf.bad == ASKS_PAUSED || s->n_plans++ % 3 != 0) {
+    if (s->conf.bad == BAD_NONE || s->conf.bad >= ASKS_PAUSED || s->n_plans++ % 3 != 0) {
         return n;
     }
     switch (s->conf.bad) {

@@ -82,6 +82,32 @@ static void what_was_evicted_comes_back(void **state) /* V21, V23 */
     }
 }
 
+/* Rows a plan gives to one that is still to be loaded are counted from where it will stand; the
+ * engine does not go to sleep over one that was admitted and then not planned. */
+static void a_plan_must_not_compute_what_is_loaded(void **state)
+{
+    struct rig r;
+    struct rig_conf c = small("mem", "bytes=1000000");
+
+    (void)state;
+    c.sched = "lifo";
+    c.sched_opts = "bad=11";
+    c.prefill_chunk = 64;
+    open_small(&r, &c);
+    see_all(&r);
+    uint64_t dropped = stats_of(&r).plans_dropped;
+    assert_int_equal(rig_submit(&r, 4, 60, 4, NULL), KG_OK);
+    while (r.n_open > 0) {
+        assert_int_equal(rig_step(&r), 1);
+    }
+    assert_true(stats_of(&r).plans_dropped > dropped);
+    assert_int_equal(stats_of(&r).tier_loaded[KG_STATE], 1);
+    assert_int_equal(r.outs[4].end.n_cached, 40);
+    rig_assert_true(&r, 4);
+    rig_assert_empty(&r);
+    rig_close(&r);
+}
+
 static void the_hit_is_as_long_as_what_was_stored(void **state) /* V22, V13 */
 {
     (void)state;
@@ -350,6 +376,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_evicted_comes_back),
+        cmocka_unit_test(a_plan_must_not_compute_what_is_loaded),
         cmocka_unit_test(the_hit_is_as_long_as_what_was_stored),
         cmocka_unit_test(what_came_back_is_there_for_the_next_one),
         cmocka_unit_test(a_step_copies_one_share_and_the_others_run_meanwhile),
