@@ -261,6 +261,18 @@ static void find_reduce(struct sim_model *m)
     }
 }
 
+/* Rates that times are divided by: without them a step would never end. */
+static int check_rates(const struct sim_table *t, const struct sim_layout *l, struct kg_error *err)
+{
+    int far = l->dp > 1 || l->pp > 1;
+
+    if (t->fp8_flops > 0 && (!far || t->scaleup_bw > 0)) {
+        return KG_OK;
+    }
+    return kg_fail(err, KG_ECONFIG, "%s: no nominal %s", t->system,
+                   t->fp8_flops > 0 ? "scaleup_bw" : "fp8_flops");
+}
+
 static int check(const struct sim_model *m, struct kg_error *err)
 {
     const struct sim_shape *s = m->shape;
@@ -309,7 +321,10 @@ int sim_model_open(struct sim_model *m, const char *table, const char *stack,
     }
     m->bandwidth = 0.8 * m->table.mem_bw;
     sim_stack_plain(&m->stack, strncmp(m->table.system, "h", 1) == 0);
-    rc = stack != NULL && stack[0] != '\0' ? sim_stack_read(stack, &m->stack, err) : KG_OK;
+    rc = check_rates(&m->table, layout, err);
+    if (rc == KG_OK && stack != NULL && stack[0] != '\0') {
+        rc = sim_stack_read(stack, &m->stack, err);
+    }
     if (rc == KG_OK && layout->tp > 0) {
         m->heads = (shape->mla_layers > 0 ? shape->mla_heads : shape->gqa_heads) / layout->tp;
         m->linear_heads = shape->linear_heads / layout->tp;

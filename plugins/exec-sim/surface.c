@@ -10,6 +10,7 @@ struct reader {
     const char *path;
     uint32_t line;
     struct sim_surface *s;
+    uint32_t n_row; /* points of the row of steps at hand */
     struct kg_error *err;
 };
 
@@ -58,12 +59,17 @@ static int read_step(struct reader *r, const double *v)
     struct sim_surface *s = r->s;
     uint32_t i = exponent(v[0], 2 * SIM_SURFACE_SEQS), j = exponent(v[1], SIM_SURFACE_ROWS);
 
-    if (i % 2 != 0 || i / 2 >= SIM_SURFACE_SEQS || j >= SIM_SURFACE_ROWS || i / 2 > s->n_seqs ||
-        (i / 2 == s->n_seqs && j != 0)) {
+    /* The first row says how many points there are; a hole in another would be a step of no time.
+     */
+    int begins = s->n_seqs == 0 || (j == 0 && r->n_row == s->n_rows && i / 2 == s->n_seqs);
+    r->n_row = begins ? 0 : r->n_row;
+    if (i % 2 != 0 || i / 2 >= SIM_SURFACE_SEQS || j >= SIM_SURFACE_ROWS || j != r->n_row ||
+        i / 2 + 1 != s->n_seqs + (uint32_t)begins || (i > 0 && j >= s->n_rows)) {
         return BAD(r, "step %g %g: not the point that comes next", v[0], v[1]);
     }
     s->n_seqs = i / 2 + 1;
-    s->n_rows = j + 1 > s->n_rows ? j + 1 : s->n_rows;
+    s->n_rows = i == 0 ? j + 1 : s->n_rows;
+    r->n_row++;
     s->step[i / 2][j] = v[2];
     return KG_OK;
 }
@@ -134,6 +140,8 @@ int sim_surface_read(const char *path, struct sim_surface *surface, struct kg_er
     }
     if (rc == KG_OK && (surface->n_seqs == 0 || surface->n_chunk == 0)) {
         rc = BAD(&r, "%s", "no step, or no chunk");
+    } else if (rc == KG_OK && r.n_row != surface->n_rows) {
+        rc = BAD(&r, "the last steps end at %u of %u points", r.n_row, surface->n_rows);
     }
     (void)fclose(f);
     return rc;

@@ -222,6 +222,24 @@ static void refuse_table(const char *more, const char *words)
     }
 }
 
+static void a_table_without_the_rates_of_the_layout_is_no_model(void **state)
+{
+    static struct sim_model m;
+    struct sim_layout l = {1, 1, 1, 1, 1, "bfloat16", 0, 0};
+    struct kg_error err = {0};
+    char text[600];
+
+    (void)state;
+    write_text(small);
+    assert_int_equal(sim_model_open(&m, path, "", sim_shape_find("kimi_k3"), &l, &err), KG_ECONFIG);
+    assert_non_null(strstr(err.text, "small: no nominal fp8_flops"));
+    (void)snprintf(text, sizeof(text), "%snominal fp8_flops 1e14\n", small);
+    write_text(text);
+    l.dp = 2;
+    assert_int_equal(sim_model_open(&m, path, "", sim_shape_find("kimi_k3"), &l, &err), KG_ECONFIG);
+    assert_non_null(strstr(err.text, "small: no nominal scaleup_bw"));
+}
+
 static void broken_tables_are_refused_with_their_line(void **state)
 {
     (void)state;
@@ -440,14 +458,19 @@ static void broken_surfaces_are_refused_with_their_line(void **state)
     (void)state;
     static const struct {
         const char *text, *words;
-    } bad[] = {{"kedge-surface 2\n", ":1: wanted"},
-               {"kedge-surface 1\nstep 1 1 5\n", "no chunk"},
-               {"kedge-surface 1\nstep 16 1 5\n", ":2: step 16 1"},
-               {"kedge-surface 1\nstep 1 1 5\nstep 2 1 5\n", ":3: step 2 1"},
-               {"kedge-surface 1\nchunk 2 5\n", ":2: chunk 2"},
-               {"kedge-surface 1\ntoken_ns -1\n", ":2: token_ns"},
-               {"kedge-surface 1\ntoken_ns 1 2\n", "behind it"},
-               {"kedge-surface 1\nwhat 1\n", "no such key"}};
+    } bad[] = {
+        {"kedge-surface 2\n", ":1: wanted"},
+        {"kedge-surface 1\nstep 1 1 5\n", "no chunk"},
+        {"kedge-surface 1\nstep 16 1 5\n", ":2: step 16 1"},
+        {"kedge-surface 1\nstep 1 1 5\nstep 2 1 5\n", ":3: step 2 1"},
+        {"kedge-surface 1\nstep 1 1 5\nstep 1 4 9\n", ":3: step 1 4"},
+        {"kedge-surface 1\nstep 1 1 5\nstep 1 2 6\nstep 4 1 7\nstep 16 1 7\n", ":5: step 16 1"},
+        {"kedge-surface 1\nstep 1 1 5\nstep 4 1 6\nstep 4 2 7\n", ":4: step 4 2"},
+        {"kedge-surface 1\nstep 1 1 5\nstep 1 2 6\nstep 4 1 7\nchunk 1 5\n", "1 of 2 points"},
+        {"kedge-surface 1\nchunk 2 5\n", ":2: chunk 2"},
+        {"kedge-surface 1\ntoken_ns -1\n", ":2: token_ns"},
+        {"kedge-surface 1\ntoken_ns 1 2\n", "behind it"},
+        {"kedge-surface 1\nwhat 1\n", "no such key"}};
     for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         static struct sim_surface s;
         struct kg_error err = {0};
@@ -470,6 +493,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(broken_profiles_are_refused_with_their_line),
         cmocka_unit_test(values_between_and_beyond_points_follow_the_rules),
         cmocka_unit_test(broken_tables_are_refused_with_their_line),
+        cmocka_unit_test(a_table_without_the_rates_of_the_layout_is_no_model),
         cmocka_unit_test(parts_and_classes_add_up_to_the_step),
         cmocka_unit_test(more_work_takes_more_time),
         cmocka_unit_test(a_release_changes_only_what_it_says),
