@@ -109,9 +109,11 @@ static int take(struct end *t, uint32_t first, uint32_t n)
 }
 
 /* The units become the index's; what it does not want goes back. */
-static int cache(struct end *t, const uint32_t *tokens, uint32_t first, uint32_t position)
+static int cache(struct end *t, const uint32_t *tokens, uint32_t first, uint32_t position,
+                 struct kg_error *err)
 {
-    uint32_t page = t->e->layout.page_tokens, *out = t->e->moved_out, rc = KG_OK;
+    uint32_t page = t->e->layout.page_tokens, *out = t->e->moved_out;
+    int rc = KG_OK;
     uint32_t n = kg_index_append(t->e->index, &t->path, tokens + (size_t)first * page,
                                  t->pages + first, t->n - first, out, NULL);
 
@@ -123,10 +125,10 @@ static int cache(struct end *t, const uint32_t *tokens, uint32_t first, uint32_t
         kg_cache_own(t->e, KG_STATE, &t->state, 1, 1);
         t->state = KG_NONE;
     } else {
-        rc = KG_EAGAIN;
+        rc = kg_fail(err, KG_EAGAIN, "hand-over: the other side's index has no place for it");
     }
     give_up(t, first + n); /* what was not taken in, and the path */
-    return (int)rc;
+    return rc;
 }
 
 static int copy(struct end *f, struct end *t, uint64_t salt, const uint32_t *tokens,
@@ -153,13 +155,13 @@ static int copy(struct end *f, struct end *t, uint64_t salt, const uint32_t *tok
             kg_index_pages(t->e->index, &t->path, t->pages);
             rc = kg_transfer_state(transfer, f->state, t->state, err);
         } else {
-            (void)kg_fail(err, rc, "no room for %u pages and a state", p / page - first);
+            (void)kg_fail(err, rc, "hand-over: no room for %u pages and a state", p / page - first);
         }
         if (rc == KG_OK) {
             rc = kg_transfer_pages(transfer, first * page, p, f->pages, t->pages, err);
         }
         if (rc == KG_OK) {
-            rc = cache(t, tokens, first, p);
+            rc = cache(t, tokens, first, p, err);
         } else {
             give_up(t, first);
         }
