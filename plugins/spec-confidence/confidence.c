@@ -31,6 +31,8 @@
 #define RATIO_STEP 0.25 /* weight of a step in the ratio below */
 #define RATIO_MOST 4.0
 
+#define ROUNDING 1e-6 /* two averages that are equal may part by so much, and no more */
+
 enum rule { RULE_BUDGET = 0, RULE_STOP = 1 };
 
 struct confidence_conf {
@@ -533,7 +535,7 @@ static int check(const struct kg_spec *s, struct kg_error *err)
     }
     for (uint32_t k = 0; k < LEARN_BUCKETS; k++) {
         const struct bucket *b = &s->buckets[k];
-        if (!(b->extra >= 0 && b->extra <= b->rows && b->rows <= s->block)) {
+        if (!(b->extra >= 0 && b->extra <= b->rows + ROUNDING && b->rows <= s->block + ROUNDING)) {
             return kg_fail(err, KG_EINVAL, "spec-confidence: context %u expects %g of %g drafts", k,
                            b->extra, b->rows);
         }
