@@ -79,15 +79,16 @@ static int find(struct kg_swapper *w, uint32_t kind, const char *word, struct sp
 
     if (word[0] == '\0' || strspn(word, "abcdefghijklmnopqrstuvwxyz0123456789_-") != strlen(word))
         return kg_fail(err, KG_EINVAL, "wanted the name of a plugin");
-    int rc = kg_config_plugin(w->config, kind, word, &choice, err);
-    if (rc != KG_OK)
-        return rc;
     for (uint32_t i = 0; i < w->n_spares; i++) {
-        if (w->spares[i].choice.ref.plugin == choice.ref.plugin) {
+        const struct kg_plugin *p = w->spares[i].choice.ref.plugin;
+        if (p != NULL && p->kind == kind && strcmp(p->name, word) == 0) {
             *out = &w->spares[i];
             return KG_OK;
         }
     }
+    int rc = kg_config_plugin(w->config, kind, word, &choice, err);
+    if (rc != KG_OK)
+        return rc;
     if (w->n_spares == MAX_SPARES)
         return kg_fail(err, KG_ELIMIT, "more than %d plugins were active since the start",
                        MAX_SPARES);
