@@ -57,7 +57,7 @@ struct arm {
 struct ab {
     struct kg_cmd_line line;
     struct pass pass[N_PASS];
-    const char *load, *stretch, *ttft_slo, *tpot_slo, *vary, *dir, *summary;
+    const char *load, *stretch, *ttft_slo, *tpot_slo, *vary, *dir, *summary, *html;
     const char *repeat_text, *seed_text, *seed_b_text, *draws_text, *window_text, *least_text;
     uint64_t repeat, seed, seed_b, draws, window;
     double ttft_slo_ms, tpot_slo_ms, least_percent;
@@ -211,6 +211,8 @@ static int parse(struct ab *x, int argc, char **argv)
         {"--seed-b", "N", "another seed for arm B, to try equal arms", &x->seed_b_text, NULL},
         {"--out", "DIR", "keep rows and summaries of all runs here", &x->dir, NULL},
         {"--summary", "FILE", "the report as one JSON object; --json prints it", &x->summary, NULL},
+        {"--html", "FILE", "the report as one page with plots (--out: DIR/ab.html)", &x->html,
+         NULL},
         {"--draws", "N", "bootstrap samples (1000)", &x->draws_text, NULL},
         {"--window", "N", "requests drawn together (found from the data)", &x->window_text, NULL},
         {"--least", "PERCENT", "smaller changes are called small (1)", &x->least_text, NULL},
@@ -493,39 +495,61 @@ static int save(struct ab *x, const char *path, const struct kg_buf *b)
     return KG_OK;
 }
 
-static int report(struct ab *x)
+/* The report in its three forms. */
+struct forms {
+    struct kg_buf text, json, html;
+};
+
+/* Fills the forms; *n_broken: comparisons whose outputs differ against the promise. */
+static int tell(struct ab *x, struct forms *f, uint32_t *n_broken)
 {
-    uint32_t n = x->is_pairs ? x->n_arms / 2 : x->n_arms - 1, n_broken = 0;
-    struct kg_buf text, json;
-    char path[600];
+    uint32_t n = x->is_pairs ? x->n_arms / 2 : x->n_arms - 1;
     int rc = KG_OK;
 
-    kg_buf_init(&text, 0);
-    kg_buf_init(&json, 0);
-    (void)kg_buf_puts(&json, "{\"comparisons\":[");
+    (void)kg_buf_puts(&f->json, "{\"comparisons\":[");
+    (void)kg_ab_html_head(x->pass[PASS_TRACE].value, &f->html);
     for (uint32_t k = 0; rc == KG_OK && k < n; k++) {
         struct kg_ab_report r;
         rc = compare(x, x->is_pairs ? 2 * k : 0, x->is_pairs ? 2 * k + 1 : k + 1, n, &r);
         if (rc == KG_OK) {
-            (void)kg_buf_puts(k > 0 ? &text : &json, k > 0 ? "\n" : "");
-            (void)kg_buf_puts(&json, k > 0 ? "," : "");
-            (void)kg_ab_text(&r, &text);
-            (void)kg_ab_json(&r, &json);
-            n_broken += kg_ab_must_agree(&r) && r.result.n_outputs_differ > 0;
+            (void)kg_buf_puts(&f->text, k > 0 ? "\n" : "");
+            (void)kg_buf_puts(&f->json, k > 0 ? "," : "");
+            (void)kg_ab_text(&r, &f->text);
+            (void)kg_ab_json(&r, &f->json);
+            (void)kg_ab_html(&r, &f->html);
+            *n_broken += kg_ab_must_agree(&r) && r.result.n_outputs_differ > 0;
         }
     }
-    (void)kg_buf_puts(&json, "]}\n");
-    rc = rc == KG_OK && (text.rc != KG_OK || json.rc != KG_OK)
-             ? kg_fail(&x->err, KG_ENOMEM, "no memory for the report")
-             : rc;
-    (void)snprintf(path, sizeof(path), "%s/ab.json", x->dir);
-    rc = rc == KG_OK ? save(x, path, &json) : rc;
-    rc = rc == KG_OK && x->summary != NULL ? save(x, x->summary, &json) : rc;
-    if (rc == KG_OK) {
-        (void)fputs(kg_buf_cstr(x->line.json ? &json : &text), stdout);
+    (void)kg_buf_puts(&f->json, "]}\n");
+    (void)kg_ab_html_tail(&f->html);
+    if (rc == KG_OK && (f->text.rc != KG_OK || f->json.rc != KG_OK || f->html.rc != KG_OK)) {
+        return kg_fail(&x->err, KG_ENOMEM, "no memory for the report");
     }
-    kg_buf_fini(&text);
-    kg_buf_fini(&json);
+    return rc;
+}
+
+static int report(struct ab *x)
+{
+    struct forms f;
+    uint32_t n_broken = 0;
+    char json[600], html[600];
+
+    kg_buf_init(&f.text, 0);
+    kg_buf_init(&f.json, 0);
+    kg_buf_init(&f.html, 0);
+    int rc = tell(x, &f, &n_broken);
+    (void)snprintf(json, sizeof(json), "%s/ab.json", x->dir);
+    (void)snprintf(html, sizeof(html), "%s/ab.html", x->dir);
+    rc = rc == KG_OK ? save(x, json, &f.json) : rc;
+    rc = rc == KG_OK ? save(x, html, &f.html) : rc;
+    rc = rc == KG_OK && x->summary != NULL ? save(x, x->summary, &f.json) : rc;
+    rc = rc == KG_OK && x->html != NULL ? save(x, x->html, &f.html) : rc;
+    if (rc == KG_OK) {
+        (void)fputs(kg_buf_cstr(x->line.json ? &f.json : &f.text), stdout);
+    }
+    kg_buf_fini(&f.text);
+    kg_buf_fini(&f.json);
+    kg_buf_fini(&f.html);
     if (rc == KG_OK && n_broken > 0) {
         rc =
             kg_fail(&x->err, KG_EINVAL, "outputs differ although both backends promise equal ones");

@@ -50,6 +50,7 @@ static void row_of(const json_t *o, double ttft_slo_ms, double tpot_slo_ms, stru
     row->ok = strcmp(outcome, "ok") == 0;
     row->n_prompt = whole(o, "prompt_tokens");
     row->n_output = whole(o, "output_tokens");
+    row->arrival_ms = count(o, "arrival_ms");
     v[KG_AB_TTFT] = number(o, "ttft_ms");
     v[KG_AB_TPOT] = number(o, "tpot_ms");
     v[KG_AB_E2E] = number(o, "e2e_ms");
@@ -227,7 +228,7 @@ static void put_rate(struct kg_buf *b, const char *name, const struct kg_ab_rate
     (void)kg_buf_puts(b, "\n");
 }
 
-static void put_promise(const struct kg_ab_report *r, struct kg_buf *b)
+int kg_ab_basis(const struct kg_ab_report *r, struct kg_buf *b)
 {
     const struct kg_ab_facts *a = &r->facts[0], *f = &r->facts[1];
     unsigned long long n = r->result.n_outputs_compared, differ = r->result.n_outputs_differ;
@@ -240,18 +241,18 @@ static void put_promise(const struct kg_ab_report *r, struct kg_buf *b)
                                         : "Outputs: THE PROMISE IS BROKEN, of %llu requests "
                                           "compared %llu differ.\n",
                             n, differ);
-        return;
+        return b->rc;
     }
     if (r->seeds[0] != r->seeds[1]) {
         (void)kg_buf_puts(b, "Rests on: lengths and sharing alone, contents have other seeds.\n");
-        return;
+        return b->rc;
     }
     (void)kg_buf_printf(b,
                         "Rests on: equal lengths. No common promise of equal tokens (A: batch %s, "
                         "chunk %s, path %s; B: %s, %s, %s).\n",
                         a->batch ? "yes" : "no", a->chunk ? "yes" : "no", a->path ? "yes" : "no",
                         f->batch ? "yes" : "no", f->chunk ? "yes" : "no", f->path ? "yes" : "no");
-    (void)kg_buf_printf(b, "Outputs: %llu of %llu requests compared differ.\n", differ, n);
+    return kg_buf_printf(b, "Outputs: %llu of %llu requests compared differ.\n", differ, n);
 }
 
 int kg_ab_text(const struct kg_ab_report *r, struct kg_buf *b)
@@ -285,7 +286,7 @@ int kg_ab_text(const struct kg_ab_report *r, struct kg_buf *b)
     }
     (void)kg_buf_puts(b, "\n");
     (void)kg_ab_verdict(s, r->names[0], r->names[1], b);
-    put_promise(r, b);
+    (void)kg_ab_basis(r, b);
     return b->rc;
 }
 

@@ -39,8 +39,18 @@ KG_CHECKED int kg_ab_comparable(const struct kg_ab_facts *a, const struct kg_ab_
 /* Whether both arms must say the same tokens, by what their backends promise. */
 int kg_ab_must_agree(const struct kg_ab_report *report);
 
+/* Appends what the comparison rests on, and whether outputs agree; two lines. Returns b->rc. */
+int kg_ab_basis(const struct kg_ab_report *report, struct kg_buf *b);
 /* Append table, verdict and what it rests on; one JSON object without a newline. Return b->rc. */
 int kg_ab_text(const struct kg_ab_report *report, struct kg_buf *b);
 int kg_ab_json(const struct kg_ab_report *report, struct kg_buf *b);
+
+/*
+ * One page that needs nothing else: no script, no network. Head, then a section for each report
+ * (the rows of its runs must still be there), then the tail. Return b->rc.
+ */
+int kg_ab_html_head(const char *trace, struct kg_buf *b);
+int kg_ab_html(const struct kg_ab_report *report, struct kg_buf *b);
+int kg_ab_html_tail(struct kg_buf *b);
 
 #endif

@@ -35,6 +35,7 @@ struct kg_ab_row {
     uint64_t output_hash;        /* of the tokens said, in order; 0: not known */
     uint32_t ok;                 /* 1: ended well */
     uint32_t n_prompt, n_output; /* tokens */
+    double arrival_ms;           /* for plots; not compared */
     double v[KG_AB_N_FIELDS];
 };
 

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import xml.dom.minidom
 
 KEDGE, ROOT = (os.path.abspath(p) for p in sys.argv[1:3])
 CONF = os.path.join(ROOT, "scripts/conf")
@@ -115,6 +116,32 @@ def figures_are_those_of_the_rows_that_it_keeps():
             x = sum(r["reused_tokens"] for r in rows[k]) / len(rows[k])
             assert abs(figure(c, "reused")[side] - x) < 1e-9
         assert c["repeats"] == 2 and c["arms"][0]["pool"] == "unified" and c["arms"][1]["pool"] == "split"
+
+
+@case
+def the_page_stands_alone_and_draws_what_the_report_says():
+    with tempfile.TemporaryDirectory() as d:
+        page = os.path.join(d, "page.html")
+        slow = slower(d, 1.05)
+        named = os.path.join(d, "a<b>&c.ini")
+        os.rename(slow, named)
+        c, = report(SIM, named, "--trace", trace(d), "--html", page)
+        with open(page) as f:
+            text = f.read()
+        assert "a&lt;b&gt;&amp;c.ini" in text and "<b>" not in text
+        assert not re.search("(?i)https?:|<script|<link|<img|@import|url[(]", text)
+        assert "nan" not in text and "B is slower" in text
+        pictures = [xml.dom.minidom.parseString(s) for s in re.findall("(?s)<svg.*?</svg>", text)]
+        # two legends, intervals, three distributions, two series, memory
+        assert len(pictures) == 9, len(pictures)
+        told = [f for f in c["figures"] if f["rel"] is not None and f["a"] + f["b"] > 0]
+        assert len(pictures[2].getElementsByTagName("circle")) == len(told)
+        for p in pictures[3:8]:
+            paths = p.getElementsByTagName("path")
+            assert [e.getAttribute("class") for e in paths] == ["a", "b"]
+            # B is slower: its distribution lies to the right of A's at every share
+            x = [[float(w) for w in re.findall("[ML]([-0-9.]+) ", e.getAttribute("d"))] for e in paths]
+            assert all(b >= a for a, b in zip(*x)), p.toxml()[:200]
 
 
 @case
