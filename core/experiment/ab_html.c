@@ -18,7 +18,8 @@ static const char style[] =
     "text-align:right}td:first-child,th:first-child{text-align:left}tr:nth-child(even){background:"
     "#f4f4f2}.v{font-size:1.15em}svg{display:block;margin:.3em 0 1.2em;max-width:100%;height:auto}"
     "svg text{font:12px system-ui,sans-serif;fill:#444}.a{stroke:#2f6db3;fill:none}.b{stroke:"
-    "#c4501b;fill:none}.fa{fill:#2f6db3}.fb{fill:#c4501b}.x{stroke:#999}.g{stroke:#ddd}"
+    "#c4501b;fill:none}.fa{fill:#2f6db3}.fb{fill:#c4501b}.fx{fill:#777}.x{stroke:#999}.g{stroke:#"
+    "ddd}"
     "path{stroke-width:1.6}.d{stroke-dasharray:5 3}.m{font-weight:bold}";
 
 /* --- text --- */
@@ -171,11 +172,14 @@ static void put_intervals(struct kg_buf *b, const struct kg_ab_result *s)
         put_line(b, class, zero + clip(f->rel_lo, lo, hi) * scale, y,
                  zero + clip(f->rel_hi, lo, hi) * scale, y);
         (void)kg_buf_printf(b, "<circle class=\"%s\" cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\"/>",
-                            class[0] == 'b' ? "fb" : "x", zero + clip(f->rel, lo, hi) * scale, y);
+                            class[0] == 'b' ? "fb" : "fx", zero + clip(f->rel, lo, hi) * scale, y);
         y += 18;
     }
     const double marks[] = {lo, 0, hi};
     for (uint32_t i = 0; i < 3; i++) {
+        if (i != 1 && fabs(marks[i]) * scale < 50) {
+            continue; /* too near to that of 0 */
+        }
         (void)snprintf(text, sizeof(text), "%+.1f %%", 100 * marks[i]);
         put_label(b, zero + marks[i] * scale, y + 14,
                   i == 0   ? "start"
@@ -359,7 +363,7 @@ static void put_memory(struct kg_buf *b, const struct kg_ab_report *r)
     double x, wide = WIDTH - LEFT - 90;
 
     (void)kg_buf_puts(b, "<h3>Memory, mean over time</h3>\n");
-    open_svg(b, 110);
+    open_svg(b, 120);
     for (uint32_t arm = 0; arm < 2; arm++) {
         const struct kg_ab_facts *f = &r->facts[arm];
         put_label(b, 120, 24 + 32.0 * arm, "end", r->names[arm]);
@@ -375,10 +379,11 @@ static void put_memory(struct kg_buf *b, const struct kg_ab_report *r)
         }
     }
     for (uint32_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-        x = 20 + 87.0 * i;
-        (void)kg_buf_printf(b, "<rect x=\"%g\" y=\"82\" width=\"10\" height=\"10\" fill=\"%s\"/>",
-                            x, parts[i].colour);
-        put_label(b, x + 13, 91, "start", parts[i].name);
+        x = 130 + 145.0 * (i % 4);
+        double y = 82 + 18.0 * (i / 4);
+        (void)kg_buf_printf(b, "<rect x=\"%g\" y=\"%g\" width=\"10\" height=\"10\" fill=\"%s\"/>",
+                            x, y, parts[i].colour);
+        put_label(b, x + 14, y + 9, "start", parts[i].name);
     }
     (void)kg_buf_puts(b, "</svg>\n");
 }

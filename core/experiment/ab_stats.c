@@ -612,9 +612,9 @@ int kg_ab_verdict(const struct kg_ab_result *r, const char *a, const char *b, st
                              b);
     }
     if (r->cannot_tell) {
-        return kg_buf_puts(buf, "Cannot tell: in real time two equal runs differ by themselves, "
-                                "and one run of each arm does not show by how much; --repeat 5 "
-                                "does.\n");
+        return kg_buf_puts(buf,
+                           "Cannot tell: measured times of equal runs differ by themselves, and "
+                           "one run of each arm does not show by how much; --repeat 10 does.\n");
     }
     if (faster + slower + others == 0) {
         put_none(r, buf);

@@ -68,7 +68,7 @@ struct kg_ab_conf {
     uint32_t n;                      /* requests of a run, >= 1 */
     uint32_t n_draws;                /* bootstrap samples, >= 100 */
     uint32_t block;                  /* requests of a window; 0: found from the data */
-    uint32_t runs_vary;              /* 1: real time, equal runs differ by themselves */
+    uint32_t runs_vary;              /* 1: measured time, equal runs differ by themselves */
     uint32_t n_comparisons;          /* made side by side on one report, >= 1 */
     double alpha;                    /* chance of any false difference in the report, 0.01 */
     double least;                    /* relative change that is too small to speak of, 0.01 */

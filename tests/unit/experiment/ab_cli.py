@@ -199,6 +199,16 @@ def what_cannot_be_compared_is_refused_with_the_reason():
 
 
 @case
+def one_measured_run_of_each_arm_cannot_tell_and_says_the_same_tokens():
+    with tempfile.TemporaryDirectory() as d:
+        c, = report(TINY, "--vary", "plugins.pool=unified,split", "--set", "exec-cpu.clock=cpu", "--set",
+                    "exec-cpu.threads=1", "--trace", trace(d, 30), "--limit", "30", "--scale", "8")
+        assert c["cannot_tell"] and c["verdict"].startswith("Cannot tell"), c["verdict"]
+        assert not any(f["tested"] for f in c["figures"])
+        assert c["outputs"] == {"promised": True, "compared": 30, "differ": 0}, c["outputs"]
+
+
+@case
 def nothing_stays_behind_without_out():
     with tempfile.TemporaryDirectory() as d, tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as tmp:
         r = subprocess.run([KEDGE, "ab", SIM, SIM, "--trace", trace(d, 20)], capture_output=True, text=True,
