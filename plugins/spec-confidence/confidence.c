@@ -46,6 +46,7 @@ struct seq {
     uint32_t context;
     uint32_t placed;             /* 1: context is known */
     uint32_t class;              /* of sampling */
+    uint32_t asked;              /* drafts asked for in this round; 0: nobody asked */
     uint32_t n_said;             /* drafts of the round in flight */
     uint32_t n_usual;            /* positions below */
     float said[LEARN_BLOCK];     /* confidence of each, as the drafter said */
@@ -77,9 +78,10 @@ struct kg_spec {
     struct learn learn;
     struct bucket buckets[LEARN_BUCKETS];
     uint64_t bytes;
-    uint32_t *most, *heap, *spare;
-    float *now, *usual; /* [max_seqs][block] */
-    struct seq seqs[];  /* [max_seqs] */
+    uint32_t *most, *asked; /* [max_seqs] drafts that came; that were asked for */
+    uint32_t *heap;         /* [max_seqs] */
+    float *now, *usual;     /* [max_seqs][block] */
+    struct seq seqs[];      /* [max_seqs] */
 };
 
 enum { ROUNDS, WHOLE, TRIMMED, PAUSED, TRIALS, EXPECTED, ACCEPTED, ACTIVE, GAIN };
@@ -144,9 +146,9 @@ static int open_confidence(const struct kg_host *host, const void *conf, uint32_
     s->bytes = bytes;
     s->ratio = 1.0;
     s->most = (uint32_t *)(void *)(s->seqs + max_seqs);
-    s->heap = s->most + max_seqs;
-    s->spare = s->heap + max_seqs;
-    s->now = (float *)(void *)(s->spare + max_seqs);
+    s->asked = s->most + max_seqs;
+    s->heap = s->asked + max_seqs;
+    s->now = (float *)(void *)(s->heap + max_seqs);
     s->usual = s->now + floats;
     *spec = s;
     return KG_OK;
@@ -281,6 +283,7 @@ static void want(struct kg_spec *s, const struct kg_spec_view *v, uint32_t *want
         known->context = q->context;
         known->placed = 1;
         wants[i] = wants[i] < s->block ? wants[i] : s->block;
+        known->asked = wants[i];
         if (v->cost == NULL) {
             continue;
         }
@@ -289,7 +292,7 @@ static void want(struct kg_spec *s, const struct kg_spec_view *v, uint32_t *want
             answer[b] = pays(s, &s->buckets[b], &with);
         }
         if (!answer[b]) {
-            wants[i] = 0;
+            wants[i] = known->asked = 0;
             paused++;
         }
     }
@@ -317,6 +320,20 @@ static uint32_t cap_confidence(const struct kg_spec *s)
 
 /* --- how much to verify --- */
 
+/* Drafts of a sequence in this round: how many came, and how many were asked for. */
+static void count_drafts(struct kg_spec *s, const struct kg_spec_view *v, uint32_t i)
+{
+    const struct kg_spec_seq *q = &v->seqs[i];
+    struct seq *known = seq_of(s, q->slot, q->id);
+    uint32_t limit = v->cap < s->block ? v->cap : s->block;
+    uint32_t asked = known->asked < q->max_draft ? known->asked : q->max_draft;
+
+    s->most[i] = q->n_drafted < limit ? q->n_drafted : limit;
+    asked = asked < limit ? asked : limit;
+    s->asked[i] = asked > s->most[i] ? asked : s->most[i];
+    known->asked = 0;
+}
+
 /* Survivals of the round at hand, corrected, and what the sequence usually has. */
 static void load(struct kg_spec *s, const struct kg_spec_seq *q, uint32_t i)
 {
@@ -328,9 +345,13 @@ static void load(struct kg_spec *s, const struct kg_spec_seq *q, uint32_t i)
     known->placed = 1;
     known->class = q->greedy ? 1 : 0;
     known->n_said = s->most[i];
-    for (uint32_t j = 0; j < s->most[i]; j++) {
+    for (uint32_t j = 0; j < s->asked[i]; j++) {
         float c = learn_mean(&s->learn, known->class, j);
         mean *= c;
+        s->usual[(size_t)i * s->block + j] = j < known->n_usual ? known->usual[j] : mean;
+        if (j >= s->most[i]) {
+            continue;
+        }
         if (q->survival != NULL) {
             c = before > 0.0f ? q->survival[j] / before : 0.0f;
             before = q->survival[j];
@@ -341,9 +362,8 @@ static void load(struct kg_spec *s, const struct kg_spec_seq *q, uint32_t i)
                              : known->said[j];
         known->survival[j] = now;
         s->now[(size_t)i * s->block + j] = now;
-        s->usual[(size_t)i * s->block + j] = j < known->n_usual ? known->usual[j] : mean;
     }
-    for (uint32_t j = 1; j < s->most[i]; j++) { /* two sources: keep it from rising */
+    for (uint32_t j = 1; j < s->asked[i]; j++) { /* two sources: keep it from rising */
         float *u = &s->usual[(size_t)i * s->block + j];
         *u = *u < u[-1] ? *u : u[-1];
     }
@@ -379,7 +399,10 @@ static void plan_budget(struct kg_spec *s, const struct kg_spec_view *v,
 {
     double none = cost->ns(cost->ctx, 0);
 
+    /* Of the drafts that were asked for: fewer came where one is a stop id, and what is decided on
+     * it must not depend on that. */
     q->survival = s->usual;
+    q->most = s->asked;
     struct plan_best b = plan_search(q, cost, v->rows_left, lengths);
     uint32_t rows = b.total;
     float least = 0.0f;
@@ -391,6 +414,7 @@ static void plan_budget(struct kg_spec *s, const struct kg_spec_view *v,
         }
     }
     q->survival = s->now;
+    q->most = s->most;
     (void)plan_take(q, rows, least, lengths);
 }
 
@@ -436,11 +460,9 @@ static void choose(struct kg_spec *s, const struct kg_spec_view *v, uint32_t *le
     uint32_t n_drafting = 0;
 
     for (uint32_t i = 0; i < v->n_seqs; i++) {
-        const struct kg_spec_seq *q = &v->seqs[i];
-        uint32_t most = q->n_drafted < s->block ? q->n_drafted : s->block;
-        s->most[i] = most < v->cap ? most : v->cap;
+        count_drafts(s, v, i);
         n_drafting += s->most[i] > 0;
-        load(s, q, i);
+        load(s, &v->seqs[i], i);
         lengths[i] = s->most[i];
     }
     kg_set(&s->host->cells[ACTIVE], v->cost != NULL);

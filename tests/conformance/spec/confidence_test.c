@@ -44,6 +44,7 @@ struct one {
     uint32_t n_near;    /* sequences with a short context, the rest has a long one */
     uint64_t took_ns;   /* of each step, 0: not told */
     uint32_t n_drafted; /* in the last round */
+    uint32_t ends;      /* drafts after which the drafter stops, 0: none */
 };
 
 static uint32_t n_warnings;
@@ -104,9 +105,9 @@ static uint32_t plan(struct one *o, uint32_t n, const float *survival, int price
     o->ops->want(o->spec, &v, o->wants);
     for (uint32_t i = 0; i < n; i++) {
         assert_true(o->wants[i] <= cap);
-        o->seqs[i].n_drafted = o->wants[i];
+        o->seqs[i].n_drafted = o->ends > 0 && o->ends < o->wants[i] ? o->ends : o->wants[i];
         o->seqs[i].survival = survival + (size_t)i * BLOCK;
-        o->n_drafted += o->wants[i];
+        o->n_drafted += o->seqs[i].n_drafted;
     }
     o->ops->choose(o->spec, &v, o->lengths);
     for (uint32_t i = 0; i < n; i++) {
@@ -211,6 +212,41 @@ static void a_decision_does_not_see_what_follows_from_its_draft(void **state)
         one_close(&b);
     }
     assert_true(n_moved > 50); /* what lies behind does matter, to other drafts */
+}
+
+/* A draft that is a stop id ends its sequence's drafts. Whether it is verified must not depend on
+ * that: the number of rows is one for the drafts that were asked for. */
+static void a_draft_that_ends_a_window_is_decided_on_as_any_other(void **state)
+{
+    static const char *options[] = {"rule=budget", "rule=stop"};
+    static const uint32_t all[SEQS] = {BLOCK};
+    uint32_t n_taken = 0, n_left = 0;
+
+    (void)state;
+    for (uint32_t i = 0; i < 2 * 40 * 16; i++) {
+        struct one a, b;
+        float s[BLOCK];
+        one_open(&a, options[i % 2], SEQS);
+        one_open(&b, options[i % 2], SEQS);
+        a.price.row = b.price.row = 100 + 100 * (i / 2 % 40);
+        for (uint32_t round = 0; round < 4; round++) {
+            (void)plan(&a, 1, even(1, 0.9f), 1);
+            (void)plan(&b, 1, even(1, 0.9f), 1);
+            settle(&a, 1, all);
+            settle(&b, 1, all);
+        }
+        for (uint32_t j = 0; j < BLOCK; j++)
+            s[j] = (float)(1 + i / 80) / 17.0f;
+        b.ends = 1;
+        (void)plan(&a, 1, s, 1);
+        (void)plan(&b, 1, s, 1);
+        assert_int_equal(a.lengths[0] > 0, b.lengths[0] > 0);
+        n_taken += b.lengths[0] > 0;
+        n_left += b.lengths[0] == 0;
+        one_close(&a);
+        one_close(&b);
+    }
+    assert_true(n_taken > 100 && n_left > 100);
 }
 
 /*
@@ -500,6 +536,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_decision_does_not_see_what_follows_from_its_draft),
+        cmocka_unit_test(a_draft_that_ends_a_window_is_decided_on_as_any_other),
         cmocka_unit_test(the_counterexample_fails_with_the_unsafe_rule_and_passes_with_ours),
         cmocka_unit_test(rows_that_are_nearly_free_are_all_verified),
         cmocka_unit_test(a_window_is_cut_where_a_row_costs_more_than_it_brings),
