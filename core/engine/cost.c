@@ -174,12 +174,20 @@ static double grid_ns(const struct kg_cost_table *t, const struct spot *s)
     return low + (high - low) * s->x;
 }
 
+uint64_t kg_cost_whole_ns(double ns)
+{
+    if (!(ns > 0)) {
+        return 0;
+    }
+    return ns < 1e18 ? (uint64_t)ns : (uint64_t)1e18;
+}
+
 uint64_t kg_cost_step_ns(void *ctx, uint32_t n_seqs, uint32_t rows, uint64_t context)
 {
     const struct kg_cost_table *t = ctx;
     struct spot s = spot_of(t, n_seqs, rows);
 
-    return (uint64_t)(grid_ns(t, &s) + t->token_ns * (double)context);
+    return kg_cost_whole_ns(grid_ns(t, &s) + t->token_ns * (double)context);
 }
 
 /* --- prompts --- */
@@ -211,7 +219,7 @@ uint64_t kg_cost_prefill_ns(const struct kg_cost_table *t, uint32_t from, uint32
     double ns = t->prompt_token_ns * context_of(from, n);
     ns += whole > 0 ? whole * chunk_ns(t, chunk, &j, &y) : 0.0;
     ns += rest > 0 ? chunk_ns(t, rest, &j, &y) : 0.0;
-    return (uint64_t)ns;
+    return kg_cost_whole_ns(ns);
 }
 
 /* --- learning --- */

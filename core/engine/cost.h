@@ -49,6 +49,9 @@ KG_CHECKED int kg_draft_cost_measure(struct kg_draft_cost *d, const struct kg_ex
                                      struct kg_exec *exec, uint32_t max_seqs, uint32_t block,
                                      uint32_t max_context);
 
+/* As an integer, from 0 to 1e18: a file may name times that no integer holds, and lines that cross
+ * go on below zero. */
+uint64_t kg_cost_whole_ns(double ns);
 /* struct kg_cost.step_ns over a table (ctx). Between the points: linear. */
 uint64_t kg_cost_step_ns(void *ctx, uint32_t n_seqs, uint32_t rows, uint64_t context);
 /* struct kg_cost.draft_ns over a table (ctx). Between the points: linear; past them, as the last

@@ -144,7 +144,8 @@ uint64_t kg_cost_draft_ns(void *ctx, uint32_t n_seqs, uint32_t n_tokens, uint64_
     if (t->draft.n_seqs == 0 || n_seqs == 0 || n_tokens == 0) {
         return 0;
     }
-    return (uint64_t)(grid_ns(&t->draft, n_seqs, n_tokens) + t->draft.token_ns * (double)context);
+    return kg_cost_whole_ns(grid_ns(&t->draft, n_seqs, n_tokens) +
+                            t->draft.token_ns * (double)context);
 }
 
 /* A point moves; the others give way where the table would fall. */

@@ -164,6 +164,14 @@ static double rows_ns(const struct sim_cost *c, double rows)
     return c->ns[i - 1] + share * (c->ns[i] - c->ns[i - 1]);
 }
 
+uint64_t sim_whole_ns(double ns)
+{
+    if (!(ns > 0)) {
+        return 0;
+    }
+    return ns < 1e15 ? (uint64_t)(ns + 0.5) : (uint64_t)1e15;
+}
+
 uint64_t sim_cost_step(const struct sim_cost *cost, const struct sim_work *work)
 {
     double ns = rows_ns(cost, (double)work->rows);
@@ -173,5 +181,5 @@ uint64_t sim_cost_step(const struct sim_cost *cost, const struct sim_work *work)
     ns += cost->state_copy_ns * work->copies;
     ns += cost->move_mib_ns * work->moved_mib;
     ns += work->drafted ? cost->draft_ns : 0;
-    return (uint64_t)(ns + 0.5);
+    return sim_whole_ns(ns);
 }

@@ -3,8 +3,8 @@
  *
  *     kedge-cost 1               first line
  *     name WORD                  printed with results
- *     rows N NS                  a step of N rows in all, empty context; ascending N, NS not
- * falling decode_context_ns X        per decoding sequence and token of its context
+ *     rows N NS                  a step of N rows in all, empty context; N rises, NS never falls
+ *     decode_context_ns X        per decoding sequence and token of its context
  *     prefill_context_ns X       per prompt row and token before it
  *     state_copy_ns X            per state copied or checkpoint written
  *     move_mib_ns X              per MiB of units that changed place
@@ -46,5 +46,8 @@ int sim_cost_read(const char *path, struct sim_cost *cost, struct kg_error *err)
 char *sim_clean(char *line);
 /* Nanoseconds of a step. */
 uint64_t sim_cost_step(const struct sim_cost *cost, const struct sim_work *work);
+/* Rounded, 0 below it. Files may name times that no integer holds, and lines that cross go on below
+ * zero: eleven days at most, so that a clock that adds them up stays whole. */
+uint64_t sim_whole_ns(double ns);
 
 #endif

@@ -67,6 +67,11 @@ static int read_step(struct reader *r, const double *v)
         i / 2 + 1 != s->n_seqs + (uint32_t)begins || (i > 0 && j >= s->n_rows)) {
         return BAD(r, "step %g %g: not the point that comes next", v[0], v[1]);
     }
+    /* Lines that fall would go on below zero, past their last point. */
+    if ((j > 0 && v[2] < s->step[i / 2][j - 1]) || (i > 0 && v[2] < s->step[i / 2 - 1][j])) {
+        return BAD(r, "step %g %g: %g ns, less than with fewer rows or sequences", v[0], v[1],
+                   v[2]);
+    }
     s->n_seqs = i / 2 + 1;
     s->n_rows = i == 0 ? j + 1 : s->n_rows;
     r->n_row++;
@@ -98,8 +103,12 @@ static int read_key(struct reader *r, const char *key, char *rest)
         if (rc == KG_OK && (s->n_chunk == SIM_SURFACE_ROWS || ldexp(1, (int)s->n_chunk) != v[0])) {
             return BAD(r, "chunk %g: not the point that comes next", v[0]);
         }
-        s->chunk[s->n_chunk] = rc == KG_OK ? v[1] : 0;
-        s->n_chunk += rc == KG_OK;
+        if (rc == KG_OK && s->n_chunk > 0 && v[1] < s->chunk[s->n_chunk - 1]) {
+            return BAD(r, "chunk %g: %g ns, less than with fewer rows", v[0], v[1]);
+        }
+        if (rc == KG_OK) {
+            s->chunk[s->n_chunk++] = v[1];
+        }
         return rc;
     }
     if (strcmp(key, "draft") == 0) {
@@ -107,8 +116,9 @@ static int read_key(struct reader *r, const char *key, char *rest)
         double rows = rc == KG_OK ? v[0] * v[1] : 0;
         if (rc == KG_OK && s->n_draft < 64 &&
             (s->n_draft == 0 || rows > s->draft_rows[s->n_draft - 1])) {
+            double least = s->n_draft > 0 ? s->draft[s->n_draft - 1] : 0;
             s->draft_rows[s->n_draft] = rows;
-            s->draft[s->n_draft++] = v[2];
+            s->draft[s->n_draft++] = v[2] > least ? v[2] : least;
         }
         return rc;
     }

@@ -86,7 +86,7 @@ static uint64_t from_surface(const struct sim_timing *t, const struct sim_load *
         parts[5] += drafting;
         parts[0] += ns - decoding - prompts - drafting;
     }
-    return (uint64_t)(ns + 0.5);
+    return sim_whole_ns(ns);
 }
 
 static uint64_t from_table(const struct sim_timing *t, const struct sim_load *w, double *parts)
@@ -128,7 +128,7 @@ uint64_t sim_timing_guess(const struct sim_timing *t, const struct sim_load *w)
     if (t->model == NULL) {
         return from_table(t, w, NULL);
     }
-    return (uint64_t)(1e3 * sim_model_step(t->model, w, NULL) + 0.5);
+    return sim_whole_ns(1e3 * sim_model_step(t->model, w, NULL));
 }
 
 uint64_t sim_timing_step(struct sim_timing *t, const struct sim_load *w)
@@ -139,7 +139,7 @@ uint64_t sim_timing_step(struct sim_timing *t, const struct sim_load *w)
     if (t->model == NULL) {
         return from_table(t, w, t->cost_ns);
     }
-    return (uint64_t)(1e3 * sim_model_step(t->model, w, &t->parts) + 0.5);
+    return sim_whole_ns(1e3 * sim_model_step(t->model, w, &t->parts));
 }
 
 double sim_timing_prompt(const struct sim_timing *t, double past, double n)

@@ -344,6 +344,19 @@ static void a_small_file_says_what_it_says(void **state)
     assert_int_equal(kg_cost_prefill_ns(&t, 10, 13, 2), 14 + 2 * (10 + 11 + 12));
 }
 
+static void times_that_no_integer_holds_stay_above_zero_and_bounded(void **state)
+{
+    (void)state;
+    struct kg_cost_table t;
+    struct kg_error err;
+    put("kedge-surface 1\ntoken_ns 1e15\nprompt_token_ns 1e15\nstep 1 1 1e15\nchunk 1 1e15\n"
+        "draft_token_ns 0\ndraft 1 1 0\ndraft 1 2 1e15\ndraft 4 1 1e15\ndraft 4 2 1e15\n");
+    assert_int_equal(kg_cost_read(path, &t, &err), KG_OK);
+    assert_int_equal(kg_cost_step_ns(&t, 1, 1, 1u << 20), 1000000000000000000);
+    assert_int_equal(kg_cost_prefill_ns(&t, 0, 1u << 20, 512), 1000000000000000000);
+    assert_int_equal(kg_cost_draft_ns(&t, 64, 64, 0), 0); /* its two lines crossed */
+}
+
 static void a_wrong_file_is_refused_by_line_and_reason(void **state)
 {
     (void)state;
@@ -596,6 +609,7 @@ int main(void)
         cmocka_unit_test(one_hiccup_moves_it_by_a_sixteenth_of_itself_at_most),
         cmocka_unit_test(a_table_comes_back_from_its_file_to_the_last_bit),
         cmocka_unit_test(a_small_file_says_what_it_says),
+        cmocka_unit_test(times_that_no_integer_holds_stay_above_zero_and_bounded),
         cmocka_unit_test(a_wrong_file_is_refused_by_line_and_reason),
         cmocka_unit_test(a_file_of_too_many_points_or_of_any_bytes_is_refused),
         cmocka_unit_test(a_measured_surface_moves_with_the_steps_and_a_given_one_never),

@@ -1,5 +1,6 @@
 /* exec-sim's files and what it makes of them: tables, stacks, acceptance, the parts of a step. */
 #include "../../../plugins/exec-sim/accept.h"
+#include "../../../plugins/exec-sim/cost.h"
 #include "../../../plugins/exec-sim/model.h"
 #include "../../../plugins/exec-sim/surface.h"
 
@@ -453,6 +454,16 @@ static void a_surface_is_met_at_its_points_and_between(void **state)
     }
 }
 
+static void times_that_no_integer_holds_are_bounded(void **state)
+{
+    (void)state;
+    assert_int_equal(sim_whole_ns(1.5), 2);
+    assert_int_equal(sim_whole_ns(-3), 0);
+    assert_int_equal(sim_whole_ns(-1e300), 0);
+    assert_int_equal(sim_whole_ns(1e300), 1000000000000000);
+    assert_int_equal(sim_whole_ns(NAN), 0);
+}
+
 static void broken_surfaces_are_refused_with_their_line(void **state)
 {
     (void)state;
@@ -467,6 +478,9 @@ static void broken_surfaces_are_refused_with_their_line(void **state)
         {"kedge-surface 1\nstep 1 1 5\nstep 1 2 6\nstep 4 1 7\nstep 16 1 7\n", ":5: step 16 1"},
         {"kedge-surface 1\nstep 1 1 5\nstep 4 1 6\nstep 4 2 7\n", ":4: step 4 2"},
         {"kedge-surface 1\nstep 1 1 5\nstep 1 2 6\nstep 4 1 7\nchunk 1 5\n", "1 of 2 points"},
+        {"kedge-surface 1\nstep 1 1 5\nstep 1 2 4\n", ":3: step 1 2: 4 ns, less"},
+        {"kedge-surface 1\nstep 1 1 5\nstep 4 1 4\n", ":3: step 4 1: 4 ns, less"},
+        {"kedge-surface 1\nchunk 1 5\nchunk 2 4\n", ":3: chunk 2: 4 ns, less"},
         {"kedge-surface 1\nchunk 2 5\n", ":2: chunk 2"},
         {"kedge-surface 1\ntoken_ns -1\n", ":2: token_ns"},
         {"kedge-surface 1\ntoken_ns 1 2\n", "behind it"},
@@ -500,6 +514,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(broken_stacks_and_layouts_are_refused),
         cmocka_unit_test(every_model_has_a_time_on_every_system),
         cmocka_unit_test(a_surface_is_met_at_its_points_and_between),
+        cmocka_unit_test(times_that_no_integer_holds_are_bounded),
         cmocka_unit_test(broken_surfaces_are_refused_with_their_line),
     };
     int fd = mkstemp(path);
