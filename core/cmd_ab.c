@@ -335,6 +335,9 @@ static void words_of(struct ab *x, uint32_t arm, uint32_t run, char texts[3][600
     for (uint32_t i = 0; i < 6; i++) {
         words[n++] = last[i];
     }
+    if (run == 0) {
+        words[n++] = "--series";
+    }
     words[n] = NULL;
 }
 

@@ -20,7 +20,7 @@ struct replay {
     const char *trace_path, *out_path, *summary_path;
     struct kg_trace_conf read;
     uint64_t seed;
-    uint32_t engine_time;
+    uint32_t engine_time, series;
     double load, stretch, ttft_slo_ms, tpot_slo_ms;
     struct kg_trace *trace;
     struct kg_expand *expand;
@@ -78,7 +78,7 @@ static int real(const char *flag, const char *text, double hi, double *v)
 struct words {
     const char *format, *limit, *scale, *block, *max_input, *sessions, *spread, *horizon, *seed,
         *load, *stretch, *ttft_slo, *tpot_slo;
-    int main_only, engine_time;
+    int main_only, engine_time, series;
 };
 
 static int parse_words(struct replay *r, const struct words *w)
@@ -117,6 +117,7 @@ static int parse_words(struct replay *r, const struct words *w)
     r->read.n_sessions = (uint32_t)sessions;
     r->read.main_only = (uint32_t)w->main_only;
     r->engine_time = (uint32_t)w->engine_time;
+    r->series = (uint32_t)w->series;
     r->read.spread_ns = (uint64_t)(spread_s * 1e9);
     r->read.horizon_ns = (uint64_t)(horizon_s * 1e9);
     r->read.seed = r->seed;
@@ -146,6 +147,7 @@ static int parse(struct replay *r, int argc, char **argv)
         {"--horizon", "S", "leave out what was recorded later than S seconds", &w.horizon, NULL},
         {"--main-only", NULL, "agentic: without sub-agents", NULL, &w.main_only},
         {"--engine-time", NULL, "measure the engine's own CPU time per step", NULL, &w.engine_time},
+        {"--series", NULL, "summary: bytes by class over time", NULL, &w.series},
         {"--seed", "N", "of contents and draws (1)", &w.seed, NULL},
         {"--ttft-slo", "MS", "goodput counts requests with at most this time to first token",
          &w.ttft_slo, NULL},
@@ -373,6 +375,7 @@ static int run(struct replay *r, const struct kg_config *config, const char *pha
             .stretch = r->stretch,
             .saturate = (uint32_t)saturate,
             .time_engine = r->engine_time,
+            .series = r->series,
             .max_live = twice < e->max_requests ? twice : e->max_requests,
             .arrive = stack->hooks != NULL ? arrive : NULL,
             .progress = tty ? progress : NULL,

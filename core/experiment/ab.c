@@ -109,6 +109,18 @@ void kg_ab_run_free(struct kg_ab_run *run)
     run->rows = NULL;
 }
 
+static void read_series(const json_t *o, struct kg_ab_facts *facts)
+{
+    facts->width_s = count(o, "width_s");
+    for (uint32_t k = 0; k < KG_AB_N_BYTES && facts->width_s > 0; k++) {
+        const json_t *v = json_object_get(o, class_words[k]);
+        for (uint32_t i = 0; i < json_array_size(v) && i < KG_AB_BINS; i++) {
+            facts->series[k][i] = json_number_value(json_array_get(v, i));
+            facts->n_bins = i + 1 > facts->n_bins ? i + 1 : facts->n_bins;
+        }
+    }
+}
+
 int kg_ab_read_facts(const char *path, struct kg_ab_facts *facts, struct kg_error *err)
 {
     json_error_t why;
@@ -143,6 +155,7 @@ int kg_ab_read_facts(const char *path, struct kg_ab_facts *facts, struct kg_erro
     facts->path = json_is_true(json_object_get(inv, "path"));
     facts->duration_s = count(o, "duration_s");
     facts->stretch = number(json_object_get(o, "load"), "stretch");
+    read_series(json_object_get(o, "bytes_over_time"), facts);
     facts->arena = count(bytes, "arena");
     for (uint32_t k = 0; k < KG_AB_N_BYTES; k++) {
         facts->bytes_mean[k] = count(json_object_get(bytes, class_words[k]), "mean");

@@ -5,12 +5,16 @@
 #include "experiment/ab_stats.h"
 
 #define KG_AB_N_BYTES 9 /* classes of bytes in a summary */
+#define KG_AB_BINS 256  /* bins of bytes over time, at most */
 
 /* Of the summary of one replay. */
 struct kg_ab_facts {
     char exec[32], pool[32], sched[32], spec[32], clock[16], family[32], math[16];
     uint32_t vocab, batch, chunk, path; /* the last three: promised invariances, 0 or 1 */
     double duration_s, stretch;
+    /* Bytes by class over time, means over n_bins bins; n_bins 0: not in the summary. */
+    uint32_t n_bins;
+    double width_s, series[KG_AB_N_BYTES][KG_AB_BINS];
     double bytes_mean[KG_AB_N_BYTES], bytes_max[KG_AB_N_BYTES], arena;
 };
 

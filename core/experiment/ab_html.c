@@ -350,16 +350,19 @@ static void put_load(struct kg_buf *b, const struct kg_ab_report *r)
 
 /* --- memory --- */
 
+/* As the pool is laid out, from the end of the states to that of the pages. */
+static const struct {
+    uint32_t class;
+    const char *name, *colour;
+} parts[] = {{1, "live states", "#4a3a8c"},  {3, "cached states", "#a79bd6"},
+             {6, "free", "#ececea"},         {5, "holes", "#bbb"},
+             {7, "padding", "#888"},         {4, "pinned", "#d9a441"},
+             {2, "cached pages", "#8fc7a3"}, {0, "live pages", "#2c7a4b"}};
+#define N_PARTS (sizeof(parts) / sizeof(parts[0]))
+
 /* The pool of each arm, means over time: states from the left end, pages from the right one. */
 static void put_memory(struct kg_buf *b, const struct kg_ab_report *r)
 {
-    static const struct {
-        uint32_t class;
-        const char *name, *colour;
-    } parts[] = {{1, "live states", "#4a3a8c"},  {3, "cached states", "#a79bd6"},
-                 {6, "free", "#ececea"},         {5, "holes", "#bbb"},
-                 {7, "padding", "#888"},         {4, "pinned", "#d9a441"},
-                 {2, "cached pages", "#8fc7a3"}, {0, "live pages", "#2c7a4b"}};
     double x, wide = WIDTH - LEFT - 90;
 
     (void)kg_buf_puts(b, "<h3>Memory, mean over time</h3>\n");
@@ -368,7 +371,7 @@ static void put_memory(struct kg_buf *b, const struct kg_ab_report *r)
         const struct kg_ab_facts *f = &r->facts[arm];
         put_label(b, 120, 24 + 32.0 * arm, "end", r->names[arm]);
         x = 130;
-        for (uint32_t i = 0; f->arena > 0 && i < sizeof(parts) / sizeof(parts[0]); i++) {
+        for (uint32_t i = 0; f->arena > 0 && i < N_PARTS; i++) {
             double share = f->bytes_mean[parts[i].class] / f->arena;
             (void)kg_buf_printf(
                 b,
@@ -378,12 +381,47 @@ static void put_memory(struct kg_buf *b, const struct kg_ab_report *r)
             x += share * wide;
         }
     }
-    for (uint32_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+    for (uint32_t i = 0; i < N_PARTS; i++) {
         x = 130 + 145.0 * (i % 4);
         double y = 82 + 18.0 * (i / 4);
         (void)kg_buf_printf(b, "<rect x=\"%g\" y=\"%g\" width=\"10\" height=\"10\" fill=\"%s\"/>",
                             x, y, parts[i].colour);
         put_label(b, x + 14, y + 9, "start", parts[i].name);
+    }
+    (void)kg_buf_puts(b, "</svg>\n");
+}
+
+/* The pool of one arm over time: states from below, pages from above. */
+static void put_pool(struct kg_buf *b, const struct kg_ab_report *r, uint32_t arm)
+{
+    const struct kg_ab_facts *f = &r->facts[arm];
+    double tall = HEIGHT - BELOW - 10, span_s = f->width_s * f->n_bins, low[KG_AB_BINS] = {0};
+    double step = (WIDTH - LEFT - 20) / (f->n_bins > 1 ? f->n_bins - 1 : 1);
+    char text[32];
+
+    if (f->n_bins < 2 || !(f->arena > 0)) {
+        return;
+    }
+    (void)kg_buf_puts(b, "<h3>Memory over time, s: ");
+    put_text(b, r->names[arm]);
+    (void)kg_buf_puts(b, "</h3>\n");
+    open_svg(b, HEIGHT);
+    for (uint32_t p = 0; p < N_PARTS; p++) {
+        (void)kg_buf_printf(b, "<polygon fill=\"%s\" points=\"", parts[p].colour);
+        for (uint32_t i = 0; i < f->n_bins; i++) {
+            (void)kg_buf_printf(b, "%.1f,%.1f ", LEFT + step * i, 10 + tall * (1 - low[i]));
+            low[i] = fmin(low[i] + f->series[parts[p].class][i] / f->arena, 1);
+        }
+        for (uint32_t i = f->n_bins; i-- > 0;) {
+            (void)kg_buf_printf(b, "%.1f,%.1f ", LEFT + step * i, 10 + tall * (1 - low[i]));
+        }
+        (void)kg_buf_printf(b, "\"><title>%s</title></polygon>\n", parts[p].name);
+    }
+    for (uint32_t i = 0; i <= 4; i++) {
+        (void)snprintf(text, sizeof(text), "%u %%", 25 * i);
+        put_label(b, LEFT - 8, 14 + tall * (4 - i) / 4, "end", text);
+        (void)snprintf(text, sizeof(text), "%.0f", span_s * i / 4);
+        put_label(b, LEFT + (WIDTH - LEFT - 20) * i / 4, HEIGHT - BELOW + 16, "middle", text);
     }
     (void)kg_buf_puts(b, "</svg>\n");
 }
@@ -460,6 +498,8 @@ int kg_ab_html(const struct kg_ab_report *r, struct kg_buf *b)
     put_ecdf(b, r, KG_AB_E2E, "E2E");
     put_load(b, r);
     put_memory(b, r);
+    put_pool(b, r, 0);
+    put_pool(b, r, 1);
     return kg_buf_puts(b, "</section>\n");
 }
 

@@ -291,7 +291,39 @@ static int read_events(struct run *r)
 
 /* --- what a step left --- */
 
-static void add_bytes(struct run *r, const struct kg_pool_bytes *b, uint64_t dt)
+/* Two bins become one. */
+static void widen(struct kg_replay_series *s)
+{
+    for (uint32_t i = 0; i < KG_REPLAY_BINS; i++) {
+        uint32_t from = 2 * i;
+        int is_there = from + 1 < KG_REPLAY_BINS;
+        s->ns[i] = is_there ? s->ns[from] + s->ns[from + 1] : 0;
+        for (uint32_t k = 0; k < KG_N_BYTES; k++) {
+            s->sum[i][k] = is_there ? s->sum[from][k] + s->sum[from + 1][k] : 0;
+        }
+    }
+    s->width_ns *= 2;
+}
+
+/* The time from..to with v bytes of each class, spread over the bins it touches. */
+static void add_series(struct kg_replay_series *s, uint64_t from, uint64_t to,
+                       const uint64_t v[KG_N_BYTES])
+{
+    while (to > s->width_ns * KG_REPLAY_BINS) {
+        widen(s);
+    }
+    while (from < to) {
+        uint64_t i = from / s->width_ns, end = (i + 1) * s->width_ns;
+        double dt = (double)((end < to ? end : to) - from);
+        s->ns[i] += dt;
+        for (uint32_t k = 0; k < KG_N_BYTES; k++) {
+            s->sum[i][k] += (double)v[k] * dt;
+        }
+        from = end;
+    }
+}
+
+static void add_bytes(struct run *r, const struct kg_pool_bytes *b, uint64_t t, uint64_t dt)
 {
     const uint64_t v[KG_N_BYTES] = {
         [KG_BYTES_LIVE_PAGES] = b->live[KG_PAGE],
@@ -309,6 +341,9 @@ static void add_bytes(struct run *r, const struct kg_pool_bytes *b, uint64_t dt)
         struct kg_replay_bytes *out = &r->out->bytes[k];
         out->sum += (double)v[k] * (double)dt;
         out->max = v[k] > out->max ? v[k] : out->max;
+    }
+    if (r->out->series != NULL) {
+        add_series(r->out->series, t - dt, t, v);
     }
     r->out->bytes_ns += dt;
     r->out->arena_bytes = b->arena;
@@ -339,7 +374,7 @@ static int look(struct run *r)
     uint64_t t = now(r);
 
     kg_engine_stats(r->c->engine, &o->stats);
-    add_bytes(r, &o->stats.bytes, t - r->last_ns);
+    add_bytes(r, &o->stats.bytes, t, t - r->last_ns);
     r->last_ns = t;
     if (o->stats.steps == r->last_steps) {
         return KG_OK;
@@ -439,6 +474,13 @@ static int prepare(struct run *r)
         r->tokens == NULL) {
         return kg_fail(r->err, KG_ENOMEM, "no memory for %u requests", t->n);
     }
+    if (r->c->series) {
+        r->out->series = calloc(1, sizeof(*r->out->series));
+        if (r->out->series == NULL) {
+            return kg_fail(r->err, KG_ENOMEM, "no memory for bytes over time");
+        }
+        r->out->series->width_ns = KG_NS_PER_MS;
+    }
     r->out->n = t->n;
     memset(r->child, 0xff, t->n * sizeof(*r->child));
     for (uint32_t i = t->n; i-- > 0;) { /* backwards: lists in the order of the trace */
@@ -491,6 +533,7 @@ void kg_replay_free(struct kg_replay_result *result)
     free(result->rows);
     free(result->step_ns);
     free(result->engine_ns);
+    free(result->series);
     memset(result, 0, sizeof(*result));
 }
 

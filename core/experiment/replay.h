@@ -60,6 +60,15 @@ enum kg_bytes_class {
     KG_N_BYTES,
 };
 
+/* Bytes of each class over time, in bins of one width from the start. The width doubles when the
+ * last bin is full, so any length fits. */
+#define KG_REPLAY_BINS 256u
+struct kg_replay_series {
+    uint64_t width_ns;
+    double ns[KG_REPLAY_BINS];              /* time seen of a bin */
+    double sum[KG_REPLAY_BINS][KG_N_BYTES]; /* bytes times ns */
+};
+
 struct kg_replay_result {
     struct kg_replay_row *rows; /* [n] in the order of the trace */
     uint32_t n;
@@ -68,8 +77,9 @@ struct kg_replay_result {
     uint64_t *engine_ns;  /* [n_steps] CPU time outside the backend; NULL unless time_engine */
     size_t n_steps, cap_steps;
     struct kg_replay_bytes bytes[KG_N_BYTES];
-    uint64_t bytes_ns, arena_bytes; /* bytes_ns: time the means stand for */
-    struct kg_engine_stats stats;   /* at the end */
+    uint64_t bytes_ns, arena_bytes;  /* bytes_ns: time the means stand for */
+    struct kg_replay_series *series; /* NULL unless asked for */
+    struct kg_engine_stats stats;    /* at the end */
 };
 
 /* A request before it is submitted, and what a policy may change of it. */
@@ -96,6 +106,7 @@ struct kg_replay_conf {
     uint32_t saturate;    /* 1: as fast as they are taken, to measure capacity */
     uint32_t max_live;    /* with saturate: requests in the engine at once */
     uint32_t time_engine; /* 1: engine_ns is filled */
+    uint32_t series;      /* 1: series is filled */
     /* Asked about each request before it is submitted; NULL for none. */
     void (*arrive)(void *ctx, struct kg_replay_arrival *arrival);
     /* Called about twice a second of real time; NULL for none. */

@@ -313,6 +313,27 @@ static void put_memory(struct kg_buf *b, const struct kg_replay_result *r)
     }
 }
 
+/* Means over bins, of the classes in their order; up to the last bin that saw time. */
+static void put_series(struct kg_buf *b, const struct kg_replay_series *s)
+{
+    uint32_t n = KG_REPLAY_BINS;
+
+    while (n > 0 && s->ns[n - 1] == 0) {
+        n--;
+    }
+    (void)kg_buf_puts(b, ",\"bytes_over_time\":{");
+    put_f64(b, "width_s", (double)s->width_ns / 1e9);
+    for (uint32_t k = 0; k < KG_N_BYTES; k++) {
+        (void)kg_buf_printf(b, ",\"%s\":[", class_words[k]);
+        for (uint32_t i = 0; i < n; i++) {
+            (void)kg_buf_printf(b, "%s%.0f", i > 0 ? "," : "",
+                                s->ns[i] > 0 ? s->sum[i][k] / s->ns[i] : 0);
+        }
+        (void)kg_buf_putc(b, ']');
+    }
+    (void)kg_buf_putc(b, '}');
+}
+
 int kg_results_summary(const struct kg_replay_result *result, const struct kg_results_about *about,
                        const struct kg_totals *totals, struct kg_buf *b)
 {
@@ -332,6 +353,9 @@ int kg_results_summary(const struct kg_replay_result *result, const struct kg_re
         (void)kg_buf_printf(b, ",\"engine_steps_over_1ms\":%llu", ULL(totals->engine_over));
     }
     put_memory(b, result);
+    if (result->series != NULL) {
+        put_series(b, result->series);
+    }
     return kg_buf_puts(b, "}\n");
 }
 

@@ -119,6 +119,25 @@ def figures_are_those_of_the_rows_that_it_keeps():
 
 
 @case
+def bytes_over_time_add_up_to_their_means():
+    with tempfile.TemporaryDirectory() as d:
+        out = os.path.join(d, "out")
+        report(SIM, SIM, "--trace", trace(d, 100), "--out", out)
+        with open(os.path.join(out, "arm1-run1.json")) as f:
+            s = json.load(f)
+        t = s["bytes_over_time"]
+        n, width = len(t["gap"]), t["width_s"]
+        assert 128 <= n <= 256 and (n - 1) * width < s["duration_s"] <= n * width, (n, width)
+        last = s["duration_s"] - (n - 1) * width
+        for name in ("live_pages", "live_states", "cached_pages", "cached_states", "gap"):
+            mean = (sum(t[name][:-1]) * width + t[name][-1] * last) / s["duration_s"]
+            assert abs(mean - s["bytes"][name]["mean"]) <= 1e-6 * mean + 2, (name, mean, s["bytes"][name])
+        k = n // 2
+        whole = sum(t[c][k] for c in t if c not in ("width_s", "promised"))
+        assert abs(whole - s["bytes"]["arena"]) < 20, (whole, s["bytes"]["arena"])
+
+
+@case
 def the_page_stands_alone_and_draws_what_the_report_says():
     with tempfile.TemporaryDirectory() as d:
         page = os.path.join(d, "page.html")
@@ -132,8 +151,8 @@ def the_page_stands_alone_and_draws_what_the_report_says():
         assert not re.search("(?i)https?:|<script|<link|<img|@import|url[(]", text)
         assert "nan" not in text and "B is slower" in text
         pictures = [xml.dom.minidom.parseString(s) for s in re.findall("(?s)<svg.*?</svg>", text)]
-        # two legends, intervals, three distributions, two series, memory
-        assert len(pictures) == 9, len(pictures)
+        # two legends, intervals, three distributions, two series, memory, the pool of each arm
+        assert len(pictures) == 11, len(pictures)
         told = [f for f in c["figures"] if f["rel"] is not None and f["a"] + f["b"] > 0]
         assert len(pictures[2].getElementsByTagName("circle")) == len(told)
         for p in pictures[3:8]:
