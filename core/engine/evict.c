@@ -418,6 +418,21 @@ static void evict_pages(struct kg_index *ix, uint32_t n, uint32_t *pages,
     (void)kg_ix_trim(ix, 0);
 }
 
+/* The state of v went. Who used it went through the one before it: where that is the end of its
+ * path now, it was used last when v's was. */
+static void inherit(struct kg_index *ix, uint32_t v, double base)
+{
+    uint32_t up = ix->nodes[v].parent;
+
+    while (up != KG_IX_ROOT && ix->nodes[up].state == KG_NONE) {
+        up = ix->nodes[up].parent;
+    }
+    if (up != KG_IX_ROOT && ix->nodes[up].below == 0 && ix->nodes[up].base < base) {
+        ix->nodes[up].base = base;
+        kg_ix_place(ix, up);
+    }
+}
+
 static void evict_state(struct kg_index *ix, uint32_t v, struct kg_index_victim *victim)
 {
     struct kg_ix_node *n = &ix->nodes[v];
@@ -431,7 +446,9 @@ static void evict_state(struct kg_index *ix, uint32_t v, struct kg_index_victim 
     if (missed) {
         kg_ix_tell_fate(ix, v, 0);
     }
+    double base = n->base;
     kg_ix_set_state(ix, v, KG_NONE);
+    inherit(ix, v, base);
     n->missed = (uint8_t)missed;
     n->gone = ix->stats.inserted[KG_PAGE];
     (void)kg_ix_merge(ix, v);

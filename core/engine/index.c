@@ -209,13 +209,18 @@ static void sight(struct kg_index *ix, uint32_t v)
     }
 }
 
-/* The deepest node from v up where a checkpoint is or was evicted unused; the root for none. */
-static uint32_t last_kept(const struct kg_index *ix, uint32_t v)
+/* Below the deepest checkpoint that is left, all that were evicted unused at the end of their path,
+ * one after the other from the end: each alone would have been hit. Of those passed, which stood
+ * before one that was still there, only the deepest. */
+static void tell_missed(struct kg_index *ix, uint32_t v)
 {
-    while (v != KG_IX_ROOT && ix->nodes[v].state == KG_NONE && !ix->nodes[v].missed) {
-        v = ix->nodes[v].parent;
+    for (int deepest = 1; v != KG_IX_ROOT && ix->nodes[v].state == KG_NONE;
+         v = ix->nodes[v].parent) {
+        if (ix->nodes[v].missed == 1 + KG_IX_END || (ix->nodes[v].missed && deepest)) {
+            deepest = 0;
+            kg_ix_tell_missed(ix, v);
+        }
     }
-    return v;
 }
 
 int kg_index_open(struct kg_index *ix, const struct kg_index_match *m, uint64_t salt, int use,
@@ -228,7 +233,7 @@ int kg_index_open(struct kg_index *ix, const struct kg_index_match *m, uint64_t 
         (struct kg_index_path){.open = 1, .salt = salt, .tip = KG_IX_ROOT, .state_node = KG_NONE};
     ix->stats.n_paths++;
     if (counts) {
-        kg_ix_tell_missed(ix, last_kept(ix, m->at));
+        tell_missed(ix, m->at);
         sight(ix, m->at);
     }
     if (use && m->state != KG_NONE) {

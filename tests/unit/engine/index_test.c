@@ -390,6 +390,74 @@ static void a_state_somebody_came_for_too_late_makes_its_kind_worth_more(void **
     kit_close(&kit);
 }
 
+static void each_state_that_went_from_the_end_of_a_path_counts_when_somebody_comes(void **state)
+{
+    struct kg_index_path p;
+    struct kg_index_victim v;
+    uint32_t n = 0;
+
+    (void)state;
+    open_small();
+    kit_insert(&kit, &p, 0, a, 3);
+    assert_int_equal(kg_index_donate(kit.ix, &p, a, 2 * PAGE, kit_take(&kit, KG_STATE), 1), KG_OK);
+    assert_int_equal(kg_index_donate(kit.ix, &p, a, 3 * PAGE, kit_take(&kit, KG_STATE), 3), KG_OK);
+    kg_index_close(kit.ix, &p);
+    for (uint32_t i = 0; i < 4 && n < 2; i++) { /* pages go from the end */
+        assert_int_equal(kit_evict(&kit, 1, KG_NONE, &v), KG_OK);
+        n += v.state != KG_NONE;
+    }
+    assert_int_equal(n, 2);
+    double unused = worth();
+    assert_true(unused < 1);
+    kit_insert(&kit, &p, 0, a, 4); /* the deeper one does not hide the other */
+    assert_true(worth() > unused);
+    kg_index_close(kit.ix, &p);
+    kit_close(&kit);
+}
+
+static void who_used_a_state_used_the_one_before_it(void **state)
+{
+    struct kg_index_path p, held = {.open = 0};
+    struct kg_index_victim v;
+    static uint32_t c[4096];
+
+    (void)state;
+    open_small();
+    kit_insert(&kit, &p, 0, a, 5);
+    kit_state(&kit, &p, a, 4 * PAGE);
+    kit_state(&kit, &p, a, 5 * PAGE);
+    kg_index_close(kit.ix, &p);
+    kit_insert(&kit, &p, 0, b, 5); /* saves more than what a has at 4 */
+    kit_state(&kit, &p, b, 5 * PAGE);
+    kg_index_close(kit.ix, &p);
+    struct kg_index_match m = kit_match(&kit, 0, b, 6 * PAGE);
+    assert_int_equal(kg_index_open(kit.ix, &m, 0, 1, 0, &held), KG_OK);
+    for (uint32_t i = 0; i < 8; i++) {
+        m = kit_match(&kit, 0, a, 6 * PAGE);
+        assert_int_equal(m.state_tokens, 5 * PAGE);
+        assert_int_equal(kg_index_open(kit.ix, &m, 0, 1, 1, &p), KG_OK);
+        kg_index_close(kit.ix, &p);
+        if (i < 4) {
+            continue; /* worth enough by now to outlive others */
+        }
+        kit_tokens(c, 4096, 10 + i); /* the scale rises */
+        kit_insert(&kit, &p, 0, c, 1);
+        uint32_t unit = kit_take(&kit, KG_STATE);
+        assert_int_equal(kg_index_donate(kit.ix, &p, c, PAGE, unit, i), KG_OK);
+        kg_index_close(kit.ix, &p);
+        assert_int_equal(kit_evict(&kit, 1, KG_NONE, &v), KG_OK);
+        assert_int_equal(v.state, unit);
+        assert_int_equal(kit_evict(&kit, 1, KG_NONE, &v), KG_OK); /* its page */
+    }
+    assert_int_equal(kit_evict(&kit, 1, KG_NONE, &v), KG_OK);
+    assert_int_equal(kit_match(&kit, 0, a, 9 * PAGE).state_tokens, 4 * PAGE);
+    kg_index_close(kit.ix, &held);
+    assert_int_equal(kit_evict(&kit, KG_NONE, 1, &v), KG_OK); /* b: used long ago */
+    assert_int_equal(kit_match(&kit, 0, a, 9 * PAGE).state_tokens, 4 * PAGE);
+    assert_int_equal(kit_match(&kit, 0, b, 9 * PAGE).state_tokens, 0);
+    kit_close(&kit);
+}
+
 static void states_passed_are_judged_apart_from_ends(void **state)
 {
     struct kg_index_path p;
@@ -624,6 +692,8 @@ int main(void)
         cmocka_unit_test(a_short_kind_evicts_its_own_under_a_split),
         cmocka_unit_test(the_state_that_saves_least_per_byte_goes_first),
         cmocka_unit_test(a_state_somebody_came_for_too_late_makes_its_kind_worth_more),
+        cmocka_unit_test(each_state_that_went_from_the_end_of_a_path_counts_when_somebody_comes),
+        cmocka_unit_test(who_used_a_state_used_the_one_before_it),
         cmocka_unit_test(states_passed_are_judged_apart_from_ends),
         cmocka_unit_test(a_state_hit_often_outlives_one_that_is_not),
         cmocka_unit_test(ghosts_tell_where_requests_came_back),
