@@ -85,7 +85,7 @@ int kg_ab_read_rows(const char *path, double ttft_slo_ms, double tpot_slo_ms, st
             rc = p != NULL ? rc : kg_fail(err, KG_ENOMEM, "%s: no memory for its rows", path);
         }
         json_t *o = rc == 1 ? json_loadb(text, len, 0, NULL) : NULL;
-        if (rc == 1 && !json_is_object(o)) {
+        if (rc == 1 && !json_is_string(json_object_get(o, "outcome"))) {
             rc = kg_fail(err, KG_EINVAL, "%s: line %u: not a row of a replay", path, n_rows + 1);
         }
         if (rc == 1) {

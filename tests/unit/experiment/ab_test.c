@@ -1,5 +1,5 @@
 /* Statistics of kedge ab against closed forms and against data whose truth is known. */
-#include "experiment/ab_stats.h"
+#include "experiment/ab.h"
 
 #include "base/rng.h"
 
@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -343,6 +344,33 @@ static void another_trace_is_refused_and_other_words_are_counted(void **state)
     drop(&p);
 }
 
+static void a_row_without_an_outcome_is_named(void **state)
+{
+    char path[] = "/tmp/kedge-ab-rows-XXXXXX";
+    const char text[] = "{\"id\":\"1\",\"outcome\":\"ok\",\"ttft_ms\":2.5,\"tpot_ms\":null,"
+                        "\"output_hash\":\"00000000000000ff\"}\n{\"id\":\"2\"}\n";
+    struct kg_ab_run run = {0};
+    struct kg_error err = {0};
+    uint32_t n = 0;
+
+    (void)state;
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, sizeof(text) - 1), (ssize_t)sizeof(text) - 1);
+    int rc = kg_ab_read_rows(path, 2, 0, &run, &n, &err);
+    assert_int_equal(rc, KG_EINVAL);
+    assert_non_null(strstr(err.text, "line 2"));
+    assert_int_equal(ftruncate(fd, (off_t)(strchr(text, '\n') - text) + 1), 0);
+    rc = kg_ab_read_rows(path, 2, 0, &run, &n, &err);
+    (void)close(fd);
+    (void)unlink(path);
+    assert_int_equal(rc, KG_OK);
+    assert_int_equal(n, 1);
+    assert_true(run.rows[0].output_hash == 0xff && isnan(run.rows[0].v[KG_AB_TPOT]));
+    assert_true(run.rows[0].v[KG_AB_TTFT] == 2.5 && run.rows[0].v[KG_AB_GOOD] == 0);
+    kg_ab_run_free(&run);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -355,6 +383,7 @@ int main(void)
         cmocka_unit_test(a_slowdown_of_five_percent_is_found_and_sized),
         cmocka_unit_test(one_run_in_real_time_cannot_tell),
         cmocka_unit_test(equal_rows_are_called_the_same_and_draws_repeat),
+        cmocka_unit_test(a_row_without_an_outcome_is_named),
         cmocka_unit_test(another_trace_is_refused_and_other_words_are_counted),
     };
 
