@@ -1,6 +1,7 @@
 #include "check.h"
 
 #include <kedge/spec.h>
+#include <kedge/tier.h>
 #include <string.h>
 
 /* Of the plugin, or for one that may take its place. */
@@ -128,6 +129,33 @@ static void warn_promises(struct kg_check *k)
                              "decoding only in distribution; a seed does not repeat it\n");
 }
 
+/* What the tier may keep. It is opened as if copies were a byte each: this is about sizes, and the
+ * engine's own may be open beside it. */
+static int look_at_tier(struct kg_check *k, struct kg_error *err)
+{
+    const struct kg_engine_parts *p = &k->stack->parts;
+    const uint64_t both = k->page_bytes + k->state_bytes;
+    const struct kg_tier_geom geom = {
+        .size = sizeof(geom), .unit_bytes = {k->page_bytes, k->state_bytes}, .copy_bytes = {1, 1}};
+    struct kg_tier *tier = NULL;
+    uint64_t used = 0;
+
+    if (p->tier_ops == NULL || !k->stack->conf->engine.prefix)
+        return KG_OK;
+    int rc = p->tier_ops->open(p->tier_host, p->tier_conf, &geom, &tier, err);
+    if (rc != KG_OK)
+        return rc;
+    p->tier_ops->bytes(tier, &used, &k->tier_bytes);
+    p->tier_ops->close(tier);
+    if (k->tier_bytes < both)
+        (void)kg_buf_printf(&k->warnings,
+                            "[tier-%s]: its %llu bytes do not hold a page and a state, %llu: "
+                            "nothing ever comes back from it\n",
+                            kg_config_choice(k->config, KG_KIND_TIER)->ref.plugin->name,
+                            (unsigned long long)k->tier_bytes, (unsigned long long)both);
+    return KG_OK;
+}
+
 int kg_check_gather(struct kg_check *check, struct kg_config *config, struct kg_stack *stack,
                     uint32_t mean_length, uint32_t states, struct kg_error *err)
 {
@@ -170,7 +198,7 @@ int kg_check_gather(struct kg_check *check, struct kg_config *config, struct kg_
     else if (typical.tokens > 0)
         kg_check_size_warn(check, &typical, 1);
     warn_promises(check);
-    return KG_OK;
+    return look_at_tier(check, err);
 }
 
 void kg_check_fini(struct kg_check *check)

@@ -39,6 +39,7 @@ struct kg_check {
     struct {
         uint32_t tokens, requests; /* so many requests of so many tokens fit at once */
     } fits[KG_CHECK_FITS];         /* falling length; the last ones may be 0, 0 */
+    uint64_t tier_bytes;           /* what a tier may keep, 0 without one */
     struct kg_check_size size;     /* of the length asked for */
     struct kg_check_trace trace;   /* of the trace given */
     struct kg_buf warnings;        /* a line each, those of the configuration first */

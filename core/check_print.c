@@ -207,7 +207,9 @@ static void text_tier(const struct kg_check *k, struct kg_buf *b)
         (void)kg_buf_puts(b, "off: what memory has no room for is forgotten\n");
         return;
     }
-    (void)kg_buf_printf(b, "%s: what is evicted is kept there; a step copies at most ", p->name);
+    (void)kg_buf_printf(b, "%s, ", p->name);
+    put_bytes(b, k->tier_bytes);
+    (void)kg_buf_puts(b, ": what is evicted is kept there; a step copies at most ");
     put_bytes(b, k->stack->conf->engine.tier_step_bytes);
     (void)kg_buf_puts(b, " each way\n");
 }

@@ -403,7 +403,8 @@ int kg_engine_swap(struct kg_engine *engine, struct kg_engine_swap *swap, struct
             return kg_fail(err, KG_ECONFIG, "it needs a drafter, and none was loaded at start");
         }
         if ((caps & (KG_SPEC_CAP_MODEL | KG_SPEC_CAP_HOST)) && swap->block == 0) {
-            return kg_fail(err, KG_ECONFIG, "the backend was opened without room for drafts");
+            return kg_fail(err, KG_ECONFIG,
+                           "the backend was opened without room for drafts ([engine] max_draft)");
         }
     }
     struct kg_msg m = {.type = KG_MSG_SWAP, .index = KG_NONE, .swap = swap};

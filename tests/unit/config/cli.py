@@ -297,6 +297,20 @@ def v20_a_context_below_a_page_is_warned_of():
 
 
 @case
+def a_tier_that_cannot_hold_a_page_and_a_state_is_warned_of():
+    m = memory()["memory"]
+    both = m["page_bytes"] + m["state_bytes"]
+    for size, warned in ((0, True), (both - 1, True), (both, False), (1 << 30, False)):
+        r = run("check", *NULL, "--set", "plugins.tier=mem", "--set", "tier-mem.bytes=%d" % size)
+        said = "its %d bytes do not hold a page and a state, %d" % (size, both)
+        equal((r.returncode, said in r.stdout), (0, warned))
+        assert re.search("^tier +mem, ", r.stdout, re.M), r.stdout
+    r = run("check", *NULL, "--set", "plugins.tier=mem", "--set", "tier-mem.bytes=0", "--set",
+            "prefix.enabled=no")  # not opened then
+    equal((r.returncode, "tier-mem" in r.stdout), (0, False))
+
+
+@case
 def check_says_what_a_trace_repeats_and_what_an_interval_loses():
     # 40,960 tokens shared by ten requests, each with 2,048 of its own, two answers that go on.
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:

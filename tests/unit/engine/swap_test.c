@@ -194,7 +194,8 @@ static void what_there_is_no_room_for_is_refused_and_nothing_changes(void **stat
     struct spare *host = open_spare(NULL, "ngram", NULL);
     struct spare *model = open_spare(NULL, "fake-model", "block=4");
     assert_int_equal(kg_engine_swap(r->engine, &host->swap, &err), KG_ECONFIG);
-    assert_string_equal(err.text, "the backend was opened without room for drafts");
+    assert_string_equal(err.text,
+                        "the backend was opened without room for drafts ([engine] max_draft)");
     assert_int_equal(kg_engine_swap(r->engine, &model->swap, &err), KG_ECONFIG);
     assert_string_equal(err.text, "it needs a drafter, and none was loaded at start");
     submit_many(&w, 1);
