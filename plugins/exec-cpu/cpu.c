@@ -369,6 +369,7 @@ static const struct kg_plugin plugin = {
     .size = sizeof(plugin),
     .major = KG_EXEC_MAJOR,
     .minor = KG_EXEC_MINOR,
+    .needs_minor = 1, /* kg_sampling.accept, and all of kg_result */
     .name = "cpu",
     .version = KG_VERSION,
     .summary = "Kimi K3 and Kimi-Linear on the CPU, reproducible to the bit",
