@@ -123,8 +123,9 @@ int kg_transfer_open(const struct kg_side *from, const struct kg_side *to,
     t->to = *to;
     int rc = match(t, err);
     if (rc == KG_OK) {
-        t->in = malloc(t->bytes[0][0] > t->bytes[0][1] ? t->bytes[0][0] : t->bytes[0][1]);
-        t->out = malloc(t->bytes[1][0] > t->bytes[1][1] ? t->bytes[1][0] : t->bytes[1][1]);
+        /* Zeroed: a backend without bytes (exec-sim) fills only the beginning. */
+        t->in = calloc(1, t->bytes[0][0] > t->bytes[0][1] ? t->bytes[0][0] : t->bytes[0][1]);
+        t->out = calloc(1, t->bytes[1][0] > t->bytes[1][1] ? t->bytes[1][0] : t->bytes[1][1]);
         if (t->in == NULL || t->out == NULL) {
             rc = kg_fail(err, KG_ENOMEM, "transfer: no memory for a unit of each side");
         }

@@ -102,6 +102,15 @@ static const struct field window_view[] = {
     CLASS("batch", U32, batch),
 };
 
+#define BITS(fields) \
+    _Static_assert(sizeof(fields) / sizeof(fields[0]) <= 32, "`used` has a bit for each field")
+BITS(arrive_req);
+BITS(arrive_view);
+BITS(admit_req);
+BITS(admit_view);
+BITS(window_class);
+BITS(window_view);
+
 #define SHAPE(fields)                              \
     {                                              \
         fields, sizeof(fields) / sizeof(fields[0]) \

@@ -11,7 +11,7 @@
 #include <kedge/abi.h>
 #include <kedge/host.h>
 
-#define KG_TIER_MAJOR 1
+#define KG_TIER_MAJOR 2
 #define KG_TIER_MINOR 0
 
 struct kg_tier; /* one instance; private to the plugin */
