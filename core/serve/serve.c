@@ -75,6 +75,7 @@ static void on_drain_tick(evutil_socket_t fd, short what, void *arg)
         kg_log_line(s->parts.log, KG_LOG_WARN, "serve", "drain time is over", "cancelled=%u",
                     s->n_jobs);
         s->cancelled = true;
+        s->n_cut = s->n_jobs;
         kg_jobs_cancel(s);
     }
     if (s->cancelled && ms >= (uint64_t)s->parts.conf->drain_ms + LAST_WORDS_MS)
@@ -269,6 +270,7 @@ int kg_serve_run(struct kg_serve *s, struct kg_error *err)
 {
     if (event_base_dispatch(s->base) < 0)
         return kg_fail(err, KG_EIO, "the event loop failed");
-    kg_log_line(s->parts.log, KG_LOG_INFO, "serve", "ended", "requests_cut=%u", s->n_jobs);
+    kg_log_line(s->parts.log, KG_LOG_INFO, "serve", "ended", "requests_cut=%u",
+                s->cancelled ? s->n_cut : s->n_jobs);
     return KG_OK;
 }

@@ -79,6 +79,7 @@ struct kg_serve {
     struct kg_http_req
         *admin_req; /* waits for a change of plugins; NULL: none, or its client left */
     bool draining, cancelled;
+    uint32_t n_cut;          /* requests cancelled by the end of the drain */
     uint64_t drain_start_ns; /* monotonic */
     int64_t created;         /* seconds since 1970 */
 

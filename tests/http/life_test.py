@@ -53,6 +53,7 @@ def test_after_drain_ms_what_still_runs_is_cancelled_with_an_error():
         answer = plain.recv(65536)
         assert answer.startswith(b"HTTP/1.1 503") and b"shutting_down" in answer
         assert server.proc.wait(kedge.DEADLINE) == 0
+        assert "requests_cut=2" in server.stderr(), server.stderr()[-500:]
 
 
 def test_a_second_signal_ends_at_once():
@@ -65,6 +66,7 @@ def test_a_second_signal_ends_at_once():
             kept = "draining" in server.stderr()
         server.proc.send_signal(signal.SIGTERM)
         assert server.proc.wait(kedge.DEADLINE) == 0
+        assert "requests_cut=1" in server.stderr(), server.stderr()[-500:]
 
 
 def test_sighup_changes_nothing():
