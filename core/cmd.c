@@ -1,5 +1,8 @@
 #include "cmd.h"
 
+#include "base/num.h"
+
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -155,4 +158,43 @@ int kg_cmd_fail(const struct kg_error *err)
     (void)fprintf(stderr, "kedge: %s\n", err->text);
     return err->rc == KG_ECONFIG || err->rc == KG_EABI || err->rc == KG_ENOENT ? KG_EXIT_USAGE
                                                                                : KG_EXIT_FAILED;
+}
+
+int kg_cmd_bad(const char *flag, const char *text, const char *wanted)
+{
+    (void)fprintf(stderr, "kedge: %s \"%.60s\": wanted %s\n", flag, text, wanted);
+    return KG_EXIT_USAGE;
+}
+
+int kg_cmd_whole(const char *flag, const char *text, uint64_t lo, uint64_t hi, uint64_t *v)
+{
+    char wanted[60];
+    uint64_t n;
+
+    if (text == NULL) {
+        return -1;
+    }
+    if (kg_num_u64_suffix(text, &n) != KG_OK || n < lo || n > hi) {
+        (void)snprintf(wanted, sizeof(wanted), "%llu .. %llu", (unsigned long long)lo,
+                       (unsigned long long)hi);
+        return kg_cmd_bad(flag, text, wanted);
+    }
+    *v = n;
+    return -1;
+}
+
+int kg_cmd_real(const char *flag, const char *text, double lo, double hi, double *v)
+{
+    char wanted[60];
+    double d;
+
+    if (text == NULL) {
+        return -1;
+    }
+    if (kg_num_f64(text, &d) != KG_OK || !(d >= lo && d <= hi)) {
+        (void)snprintf(wanted, sizeof(wanted), "a number from %g to %g", lo, hi);
+        return kg_cmd_bad(flag, text, wanted);
+    }
+    *v = d;
+    return -1;
 }

@@ -56,6 +56,14 @@ struct kg_cmd_line {
 int kg_cmd_parse(struct kg_cmd_line *line, int argc, char **argv, const char *usage,
                  const char *about, const struct kg_cmd_flag *flags, int max_rest);
 
+/* Says on stderr that the argument `text` of `flag` is not what was `wanted`; KG_EXIT_USAGE. */
+int kg_cmd_bad(const char *flag, const char *text, const char *wanted);
+/* The argument of a flag as a whole number lo .. hi, with a suffix k, m, g if any; *v stays when
+ * text is NULL (not given). Returns -1 to go on, or KG_EXIT_USAGE after saying why. */
+int kg_cmd_whole(const char *flag, const char *text, uint64_t lo, uint64_t hi, uint64_t *v);
+/* The same for a number lo .. hi. */
+int kg_cmd_real(const char *flag, const char *text, double lo, double hi, double *v);
+
 /*
  * Reads and finishes the configuration of the line (defaults alone without -c) and prints all
  * mistakes on stderr. Returns -1 and *config to go on, or the exit status.

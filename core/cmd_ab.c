@@ -1,6 +1,5 @@
 /* kedge ab: two configurations on one trace, compared request by request. See core/docs/ab.md. */
 #include "base/clock.h"
-#include "base/num.h"
 #include "cmd.h"
 #include "experiment/ab.h"
 
@@ -72,56 +71,19 @@ struct ab {
 
 /* --- the line --- */
 
-static int bad(const char *flag, const char *text, const char *wanted)
-{
-    (void)fprintf(stderr, "kedge: %s \"%.60s\": wanted %s\n", flag, text, wanted);
-    return KG_EXIT_USAGE;
-}
-
-static int whole(const char *flag, const char *text, uint64_t lo, uint64_t hi, uint64_t *v)
-{
-    char wanted[60];
-    uint64_t n;
-
-    if (text == NULL) {
-        return -1;
-    }
-    if (kg_num_u64_suffix(text, &n) != KG_OK || n < lo || n > hi) {
-        (void)snprintf(wanted, sizeof(wanted), "%llu .. %llu", (unsigned long long)lo,
-                       (unsigned long long)hi);
-        return bad(flag, text, wanted);
-    }
-    *v = n;
-    return -1;
-}
-
-static int real(const char *flag, const char *text, double *v)
-{
-    double d;
-
-    if (text == NULL) {
-        return -1;
-    }
-    if (kg_num_f64(text, &d) != KG_OK || !(d >= 0 && d <= 1e9)) {
-        return bad(flag, text, "a number from 0 on");
-    }
-    *v = d;
-    return -1;
-}
-
 static int numbers(struct ab *x)
 {
     int rc = -1;
 
-    rc = rc >= 0 ? rc : whole("--repeat", x->repeat_text, 1, MAX_REPEATS, &x->repeat);
-    rc = rc >= 0 ? rc : whole("--seed", x->seed_text, 0, UINT64_MAX / 2, &x->seed);
+    rc = rc >= 0 ? rc : kg_cmd_whole("--repeat", x->repeat_text, 1, MAX_REPEATS, &x->repeat);
+    rc = rc >= 0 ? rc : kg_cmd_whole("--seed", x->seed_text, 0, UINT64_MAX / 2, &x->seed);
     x->seed_b = x->seed;
-    rc = rc >= 0 ? rc : whole("--seed-b", x->seed_b_text, 0, UINT64_MAX / 2, &x->seed_b);
-    rc = rc >= 0 ? rc : whole("--draws", x->draws_text, 100, 100000, &x->draws);
-    rc = rc >= 0 ? rc : whole("--window", x->window_text, 1, UINT32_MAX, &x->window);
-    rc = rc >= 0 ? rc : real("--least", x->least_text, &x->least_percent);
-    rc = rc >= 0 ? rc : real("--ttft-slo", x->ttft_slo, &x->ttft_slo_ms);
-    rc = rc >= 0 ? rc : real("--tpot-slo", x->tpot_slo, &x->tpot_slo_ms);
+    rc = rc >= 0 ? rc : kg_cmd_whole("--seed-b", x->seed_b_text, 0, UINT64_MAX / 2, &x->seed_b);
+    rc = rc >= 0 ? rc : kg_cmd_whole("--draws", x->draws_text, 100, 100000, &x->draws);
+    rc = rc >= 0 ? rc : kg_cmd_whole("--window", x->window_text, 1, UINT32_MAX, &x->window);
+    rc = rc >= 0 ? rc : kg_cmd_real("--least", x->least_text, 0, 1e9, &x->least_percent);
+    rc = rc >= 0 ? rc : kg_cmd_real("--ttft-slo", x->ttft_slo, 0, 1e9, &x->ttft_slo_ms);
+    rc = rc >= 0 ? rc : kg_cmd_real("--tpot-slo", x->tpot_slo, 0, 1e9, &x->tpot_slo_ms);
     if (rc < 0 && x->load != NULL && x->stretch != NULL) {
         (void)fputs("kedge: --load and --stretch exclude each other\n", stderr);
         return KG_EXIT_USAGE;
@@ -178,7 +140,7 @@ static int make_arms(struct ab *x)
     const char *list = strchr(x->vary, '=');
     x->values = list != NULL ? strdup(list + 1) : NULL;
     if (list == NULL || memchr(x->vary, '.', (size_t)(list - x->vary)) == NULL) {
-        return bad("--vary", x->vary, "SECTION.KEY=V1,V2,...");
+        return kg_cmd_bad("--vary", x->vary, "SECTION.KEY=V1,V2,...");
     }
     for (char *v = x->values, *next; v != NULL; v = next) {
         next = strchr(v, ',');
@@ -186,7 +148,7 @@ static int make_arms(struct ab *x)
             *next++ = '\0';
         }
         if (n_values++ == MAX_VALUES || strlen(x->vary) > 150 || *v == '\0') {
-            return bad("--vary", x->vary, "SECTION.KEY=V1,V2,..., at most 16 values");
+            return kg_cmd_bad("--vary", x->vary, "SECTION.KEY=V1,V2,..., at most 16 values");
         }
         add_arm(x, first, x->is_pairs ? "A" : NULL, v, 0);
         if (x->is_pairs) {
@@ -194,8 +156,8 @@ static int make_arms(struct ab *x)
         }
     }
     if (x->n_arms < 2) {
-        return bad("--vary", x->vary,
-                   "SECTION.KEY=V1,V2,... with two values or two configurations");
+        return kg_cmd_bad("--vary", x->vary,
+                          "SECTION.KEY=V1,V2,... with two values or two configurations");
     }
     return -1;
 }

@@ -1,6 +1,5 @@
 /* kedge replay: a trace through the configured core. See core/docs/replay.md. */
 #include "base/clock.h"
-#include "base/num.h"
 #include "cmd.h"
 #include "experiment/results.h"
 #include "stack.h"
@@ -36,44 +35,6 @@ struct replay {
 
 /* --- the line --- */
 
-static int bad(const char *flag, const char *text, const char *wanted)
-{
-    (void)fprintf(stderr, "kedge: %s \"%.60s\": wanted %s\n", flag, text, wanted);
-    return KG_EXIT_USAGE;
-}
-
-/* A flag that is a whole number; unchanged when it was not given. Returns -1 or the exit status. */
-static int whole(const char *flag, const char *text, uint64_t lo, uint64_t hi, uint64_t *v)
-{
-    char wanted[60];
-    uint64_t n;
-
-    if (text == NULL) {
-        return -1;
-    }
-    if (kg_num_u64_suffix(text, &n) != KG_OK || n < lo || n > hi) {
-        (void)snprintf(wanted, sizeof(wanted), "%llu .. %llu", (unsigned long long)lo,
-                       (unsigned long long)hi);
-        return bad(flag, text, wanted);
-    }
-    *v = n;
-    return -1;
-}
-
-static int real(const char *flag, const char *text, double hi, double *v)
-{
-    double d;
-
-    if (text == NULL) {
-        return -1;
-    }
-    if (kg_num_f64(text, &d) != KG_OK || !(d > 0 && d <= hi)) {
-        return bad(flag, text, "a number above 0");
-    }
-    *v = d;
-    return -1;
-}
-
 /* Texts of the flags. */
 struct words {
     const char *format, *limit, *scale, *block, *max_input, *sessions, *spread, *horizon, *seed,
@@ -92,21 +53,21 @@ static int parse_words(struct replay *r, const struct words *w)
         return KG_EXIT_USAGE;
     }
     if (w->format != NULL && kg_trace_format_parse(w->format, &r->read.format) != KG_OK) {
-        return bad("--format", w->format,
-                   "native, mooncake, agentic, azure, servegen, aiperf or bailian");
+        return kg_cmd_bad("--format", w->format,
+                          "native, mooncake, agentic, azure, servegen, aiperf or bailian");
     }
-    rc = rc >= 0 ? rc : whole("--limit", w->limit, 1, UINT32_MAX, &r->read.limit);
-    rc = rc >= 0 ? rc : whole("--scale", w->scale, 1, 1 << 20, &scale);
-    rc = rc >= 0 ? rc : whole("--block", w->block, 1, KG_TRACE_MAX_TOKENS, &block);
-    rc = rc >= 0 ? rc : whole("--max-input", w->max_input, 1, UINT32_MAX, &max_input);
-    rc = rc >= 0 ? rc : whole("--sessions", w->sessions, 1, UINT32_MAX, &sessions);
-    rc = rc >= 0 ? rc : whole("--seed", w->seed, 0, UINT64_MAX, &r->seed);
-    rc = rc >= 0 ? rc : real("--spread", w->spread, 1e7, &spread_s);
-    rc = rc >= 0 ? rc : real("--horizon", w->horizon, 1e8, &horizon_s);
-    rc = rc >= 0 ? rc : real("--load", w->load, 100, &r->load);
-    rc = rc >= 0 ? rc : real("--stretch", w->stretch, 1e6, &r->stretch);
-    rc = rc >= 0 ? rc : real("--ttft-slo", w->ttft_slo, 1e9, &r->ttft_slo_ms);
-    rc = rc >= 0 ? rc : real("--tpot-slo", w->tpot_slo, 1e9, &r->tpot_slo_ms);
+    rc = rc >= 0 ? rc : kg_cmd_whole("--limit", w->limit, 1, UINT32_MAX, &r->read.limit);
+    rc = rc >= 0 ? rc : kg_cmd_whole("--scale", w->scale, 1, 1 << 20, &scale);
+    rc = rc >= 0 ? rc : kg_cmd_whole("--block", w->block, 1, KG_TRACE_MAX_TOKENS, &block);
+    rc = rc >= 0 ? rc : kg_cmd_whole("--max-input", w->max_input, 1, UINT32_MAX, &max_input);
+    rc = rc >= 0 ? rc : kg_cmd_whole("--sessions", w->sessions, 1, UINT32_MAX, &sessions);
+    rc = rc >= 0 ? rc : kg_cmd_whole("--seed", w->seed, 0, UINT64_MAX, &r->seed);
+    rc = rc >= 0 ? rc : kg_cmd_real("--spread", w->spread, 1e-9, 1e7, &spread_s);
+    rc = rc >= 0 ? rc : kg_cmd_real("--horizon", w->horizon, 1e-9, 1e8, &horizon_s);
+    rc = rc >= 0 ? rc : kg_cmd_real("--load", w->load, 1e-9, 100, &r->load);
+    rc = rc >= 0 ? rc : kg_cmd_real("--stretch", w->stretch, 1e-9, 1e6, &r->stretch);
+    rc = rc >= 0 ? rc : kg_cmd_real("--ttft-slo", w->ttft_slo, 1e-9, 1e9, &r->ttft_slo_ms);
+    rc = rc >= 0 ? rc : kg_cmd_real("--tpot-slo", w->tpot_slo, 1e-9, 1e9, &r->tpot_slo_ms);
     if (rc < 0 && w->load != NULL && w->stretch != NULL) {
         (void)fputs("kedge: --load and --stretch exclude each other\n", stderr);
         return KG_EXIT_USAGE;
