@@ -65,10 +65,10 @@ static const struct kg_opt options[] = {
     {0},
 };
 
-/* Unit flags. A unit is in one class: pinned, else cached, else live. */
-#define OWNED 1u
-#define CACHED 2u
-#define PINNED 4u
+/* Unit flags; the first three are what classes() shows. */
+#define OWNED KG_UNIT_OWNED
+#define CACHED KG_UNIT_CACHED
+#define PINNED KG_UNIT_PINNED
 #define DIRTY 8u  /* its entries changed since moves() */
 #define NAMED 16u /* scratch of give: seen in this call */
 
@@ -429,6 +429,11 @@ static const uint32_t *split_table(const struct kg_pool *pool, uint32_t kind)
     return pool->kinds[kind].table;
 }
 
+static const uint8_t *split_classes(const struct kg_pool *pool, uint32_t kind)
+{
+    return pool->kinds[kind].flags;
+}
+
 static uint32_t split_n_used(const struct kg_pool *pool, uint32_t kind)
 {
     return pool->kinds[kind].n_used;
@@ -647,6 +652,7 @@ static const struct kg_pool_ops ops = {
     .bytes = split_bytes,
     .n_used = split_n_used,
     .check = split_check,
+    .classes = split_classes,
 };
 
 static const struct kg_plugin plugin = {

@@ -15,10 +15,10 @@
 
 #include <kedge/pool.h>
 
-/* Unit flags. A unit is in one class: pinned, else cached, else live. */
-#define OWNED 1u
-#define CACHED 2u
-#define PINNED 4u
+/* Unit flags; the first three are what classes() shows. */
+#define OWNED KG_UNIT_OWNED
+#define CACHED KG_UNIT_CACHED
+#define PINNED KG_UNIT_PINNED
 #define DIRTY 8u  /* its table entry changed since the last report */
 #define FRESH 16u /* taken since the last report: it has no bytes yet */
 #define NAMED 32u /* scratch of give: seen in this call */

@@ -377,6 +377,11 @@ static const uint32_t *unified_table(const struct kg_pool *pool, uint32_t kind)
     return pool->bands[kind].table;
 }
 
+static const uint8_t *unified_classes(const struct kg_pool *pool, uint32_t kind)
+{
+    return pool->bands[kind].flags;
+}
+
 static uint32_t unified_n_used(const struct kg_pool *pool, uint32_t kind)
 {
     return pool->bands[kind].n_used;
@@ -638,6 +643,7 @@ static const struct kg_pool_ops ops = {
     .check = unified_check,
     .compact = unified_compact,
     .loose = unified_loose,
+    .classes = unified_classes,
 };
 
 static const struct kg_plugin plugin = {

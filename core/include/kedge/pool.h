@@ -20,11 +20,20 @@
 #include <kedge/host.h>
 
 #define KG_POOL_MAJOR 1
-#define KG_POOL_MINOR 1
+#define KG_POOL_MINOR 2
 
 /* Capability bits. */
 #define KG_POOL_CAP_MOVES 1ull  /* units may move: moves() can answer some, compact() exists */
 #define KG_POOL_CAP_SHARED 2ull /* both kinds draw on one budget: evicting either kind helps */
+
+/*
+ * What classes() says of a unit (since minor 2); bits above these are the pool's own. A unit that
+ * is not owned is free; one that is owned counts as pinned if it is, else as cached if it is, else
+ * as live, as in kg_pool_bytes.
+ */
+#define KG_UNIT_OWNED 1u
+#define KG_UNIT_CACHED 2u
+#define KG_UNIT_PINNED 4u
 
 struct kg_pool; /* one instance; private to the plugin */
 
@@ -199,6 +208,10 @@ struct kg_pool_ops {
     /* Optional, with KG_POOL_CAP_MOVES: units of a kind that a take would get now without moving
      * any other unit. O(1). Since minor 1. */
     uint32_t (*loose)(const struct kg_pool *pool, uint32_t kind);
+
+    /* Optional: virtual id -> KG_UNIT_* bits, [max_units[kind]]. Owned by the pool, address is
+     * constant. With table() it says what lies where in the arena. Since minor 2. */
+    const uint8_t *(*classes)(const struct kg_pool *pool, uint32_t kind);
 };
 
 #endif

@@ -256,6 +256,36 @@ static void addresses_of_a_million_large_units_are_64_bit(void **state) /* V29, 
     free(seen);
 }
 
+/* Each owner class by itself, of both kinds; free again in the end. The address never changes. */
+static void classes_name_the_owner_of_each_unit(void **state)
+{
+    static uint32_t ids[MOST];
+    struct kg_shortage s;
+
+    (void)state;
+    if (!KG_HAS(rig.ops, struct kg_pool_ops, classes))
+        return;
+    for (uint32_t k = 0; k < KG_N_KINDS; k++) {
+        const uint8_t *flags = rig.ops->classes(rig.pool, k);
+        take(k, 3, ids);
+        assert_int_equal(rig.ops->own(rig.pool, k, 2, ids, 1), KG_OK);
+        assert_int_equal(rig.ops->pin(rig.pool, k, ids[0], nothing), KG_OK);
+        assert_int_equal(flags[ids[0]] & 7, KG_UNIT_OWNED | KG_UNIT_CACHED | KG_UNIT_PINNED);
+        assert_int_equal(flags[ids[1]] & 7, KG_UNIT_OWNED | KG_UNIT_CACHED);
+        assert_int_equal(flags[ids[2]] & 7, KG_UNIT_OWNED);
+        healthy();
+        assert_int_equal(rig.ops->unpin(rig.pool, k, ids[0]), KG_OK);
+        give(k, 3, ids);
+        for (uint32_t i = 0; i < 3; i++)
+            assert_int_equal(flags[ids[i]] & 7, 0);
+        while (try_grant(k == KG_PAGE, k == KG_STATE, nothing, &s) == KG_OK)
+            take(k, 1, ids);
+        healthy();
+        assert_ptr_equal(flags, rig.ops->classes(rig.pool, k));
+        reopen();
+    }
+}
+
 const struct CMUnitTest layout_cases[] = {
     CASE(layout_keeps_units_inside_the_arena_and_aligned),
     CASE(layout_capabilities_are_backed_by_the_descriptor),
@@ -268,5 +298,6 @@ const struct CMUnitTest layout_cases[] = {
     CASE(given_units_are_unmapped_and_can_be_taken_again),
     CASE(taking_none_is_allowed_and_takes_nothing),
     CASE(addresses_of_a_million_large_units_are_64_bit),
+    CASE(classes_name_the_owner_of_each_unit),
 };
 const size_t n_layout_cases = sizeof(layout_cases) / sizeof(layout_cases[0]);

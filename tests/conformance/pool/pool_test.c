@@ -42,6 +42,32 @@ void reopen(void)
     assert_int_equal(open_odd(NULL), 0);
 }
 
+/* What classes() says of each unit comes to the bytes by class, and owned units alone are mapped.
+ */
+static void assert_classes_hold(const struct kg_pool_bytes *b)
+{
+    uint64_t pinned = 0;
+
+    for (uint32_t k = 0; k < KG_N_KINDS; k++) {
+        const uint8_t *flags = rig.ops->classes(rig.pool, k);
+        const uint32_t *table = rig.ops->table(rig.pool, k);
+        uint64_t natural = k == KG_PAGE ? rig.layout.page_tokens * rig.geom.token_bytes
+                                        : rig.geom.n_state_parts * rig.geom.state_part_bytes;
+        uint64_t n[8] = {0};
+        for (uint32_t i = 0; i < rig.layout.max_units[k]; i++) {
+            n[flags[i] & 7]++;
+            if (((flags[i] & KG_UNIT_OWNED) != 0) != (table[i * rig_width(&rig, k)] != KG_NONE))
+                fail_msg("unit %u of kind %u: flags %u, slot %u", i, k, flags[i],
+                         table[i * rig_width(&rig, k)]);
+        }
+        assert_int_equal(n[2] + n[4] + n[6], 0); /* nobody's units are nothing else */
+        assert_int_equal(n[1] * natural, b->live[k]);
+        assert_int_equal(n[3] * natural, b->cached[k]);
+        pinned += (n[5] + n[7]) * natural;
+    }
+    assert_int_equal(pinned, b->pinned);
+}
+
 struct kg_pool_bytes healthy(void)
 {
     struct kg_error err = {0};
@@ -57,6 +83,8 @@ struct kg_pool_bytes healthy(void)
         units += rig.ops->n_used(rig.pool, k) * rig.layout.unit_bytes[k];
     owned = b.arena - b.holes - b.gap;
     assert_true(owned >= units);
+    if (KG_HAS(rig.ops, struct kg_pool_ops, classes))
+        assert_classes_hold(&b);
     return b;
 }
 

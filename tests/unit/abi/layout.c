@@ -108,7 +108,7 @@ SIZE(kg_table_change, 12);
 AT(kg_table_change, entry, 4);
 AT(kg_table_change, slot, 8);
 
-SIZE(kg_pool_ops, 152);
+SIZE(kg_pool_ops, 160);
 AT(kg_pool_ops, open, 8);
 AT(kg_pool_ops, close, 16);
 AT(kg_pool_ops, table, 24);
@@ -127,6 +127,7 @@ AT(kg_pool_ops, n_used, 120);
 AT(kg_pool_ops, check, 128);
 AT(kg_pool_ops, compact, 136);
 AT(kg_pool_ops, loose, 144);
+AT(kg_pool_ops, classes, 152);
 
 SIZE(kg_exec_open, 64);
 AT(kg_exec_open, model_path, 8);
