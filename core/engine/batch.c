@@ -209,7 +209,7 @@ static void settle_seq(struct kg_engine *e, const struct kg_pick *p, const struc
                                     .n_tokens = res->n_tokens,
                                     .greedy = !(r->job->sampling.temperature > 0.0f),
                                     .tokens = res->tokens};
-        kg_draft_seen(e, &seen);
+        kg_draft_seen(e, r->job->arm, &seen);
         kg_window_seen(e, r, p->n_draft, res->n_accepted);
     } else {
         e->stats.prompt_tokens += p->n_tokens;

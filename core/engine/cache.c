@@ -361,9 +361,10 @@ static uint32_t positions(const struct kg_engine *e, const struct kg_pick *p, st
                           uint32_t *n_rows)
 {
     const struct kg_req *r = p->req;
-    struct kg_ckpt_view v = {.policy = r->path.open ? e->conf.checkpoint : KG_CKPT_OFF,
+    const struct kg_arm *arm = kg_req_arm(e, r);
+    struct kg_ckpt_view v = {.policy = r->path.open ? arm->checkpoint : KG_CKPT_OFF,
                              .page_tokens = e->layout.page_tokens,
-                             .interval = e->conf.interval,
+                             .interval = arm->interval,
                              .gap = e->gap,
                              .max_orders = e->desc.max_orders < KG_MAX_ORDERS ? e->desc.max_orders
                                                                               : KG_MAX_ORDERS,
@@ -401,7 +402,7 @@ static int proven(struct kg_engine *e, const struct kg_req *r, uint32_t why)
     double share[KG_INDEX_KINDS];
     uint32_t known[KG_INDEX_KINDS];
 
-    if (e->conf.checkpoint != KG_CKPT_AUTO || !r->path.open) {
+    if (kg_req_arm(e, r)->checkpoint != KG_CKPT_AUTO || !r->path.open) {
         return 1;
     }
     kg_index_shares(e->index, share, known);
@@ -425,7 +426,7 @@ static int find_unit(struct kg_engine *e, struct kg_req *r, uint32_t position, u
     uint32_t from = kg_index_state_below(e->index, &r->path, position - 1);
     from = from > r->last_ckpt ? from : r->last_ckpt;
     if (from >= position ||
-        !kg_ckpt_wins(why & KG_CKPT_WHY_ASKED ? KG_CKPT_BOUNDARY : e->conf.checkpoint,
+        !kg_ckpt_wins(why & KG_CKPT_WHY_ASKED ? KG_CKPT_BOUNDARY : kg_req_arm(e, r)->checkpoint,
                       kg_index_worth(e->index, from, position, kind_of(e, r, why)),
                       kg_index_cheapest(e->index))) {
         e->stats.ckpt_pruned++;

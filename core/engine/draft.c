@@ -1,7 +1,8 @@
 /*
  * Speculation in a step: who drafts, how long, and what is verified. The policy's answers are
  * hints: what breaks its contract is cut to what is legal and counted, and length 0 is always
- * legal, so a policy cannot do harm beyond time.
+ * legal, so a policy cannot do harm beyond time. Each arm has a policy of its own, which sees the
+ * sequences of its arm; the backend drafts for all of them in one call.
  */
 #include "base/clock.h"
 #include "engine/internal.h"
@@ -13,7 +14,8 @@ static uint32_t max_draft(const struct kg_engine *e, const struct kg_req *r)
 {
     uint32_t left = r->job->max_tokens - kg_req_output(r);
     uint64_t room = (uint64_t)r->n_granted * e->layout.page_tokens;
-    uint32_t n = r->fresh ? 0 : e->cap; /* drafts would be made on a page list that is gone */
+    /* fresh: drafts would be made on a page list that is gone */
+    uint32_t n = r->fresh ? 0 : kg_req_arm(e, r)->cap;
 
     uint32_t limit = kg_window_limit(e, r);
 
@@ -25,17 +27,19 @@ static uint32_t max_draft(const struct kg_engine *e, const struct kg_req *r)
     return n;
 }
 
-static void fill_seqs(struct kg_engine *e)
+/* The decoding sequences of one arm, behind those of the arms before it. */
+static void fill_arm(struct kg_engine *e, uint32_t index)
 {
-    int host = (e->parts.spec_caps & KG_SPEC_CAP_HOST) != 0;
+    struct kg_arm *a = &e->arms[index];
+    int host = (a->spec_caps & KG_SPEC_CAP_HOST) != 0;
 
-    e->n_spec = 0;
+    a->first = e->n_spec;
     for (uint32_t i = 0; i < e->n_picks; i++) {
         struct kg_pick *p = &e->picks[i];
-        if (!p->decode) {
+        const struct kg_req *r = p->req;
+        if (!p->decode || r->job->arm != index) {
             continue;
         }
-        const struct kg_req *r = p->req;
         p->max_draft = max_draft(e, r);
         p->spec = e->n_spec;
         e->spec_seqs[e->n_spec++] = (struct kg_spec_seq){
@@ -48,20 +52,34 @@ static void fill_seqs(struct kg_engine *e)
             .history = host ? r->job->tokens : NULL,
         };
     }
+    a->n_spec = e->n_spec - a->first;
+}
+
+/* What the speculation of an arm sees: its own sequences; those of other arms are other rows. */
+static struct kg_spec_view view_of(const struct kg_engine *e, const struct kg_arm *a)
+{
+    return (struct kg_spec_view){.size = sizeof(struct kg_spec_view),
+                                 .seqs = e->spec_seqs + a->first,
+                                 .n_seqs = a->n_spec,
+                                 .other_rows = e->n_rows - a->n_spec,
+                                 .rows_left = e->conf.step_tokens - e->n_rows,
+                                 .cap = a->cap,
+                                 .cost = e->cost.size != 0 ? &e->cost : NULL};
 }
 
 /* HOST: the policy fills the rows behind each sequence's first. */
-static void draft_host(struct kg_engine *e, const struct kg_spec_view *view)
+static void draft_host(struct kg_engine *e, const struct kg_arm *a)
 {
-    uint32_t stride = 1 + e->block;
+    uint32_t stride = 1 + e->block, *counts = e->draft_counts + a->first;
+    uint32_t *rows = e->draft_tokens + (size_t)a->first * stride;
+    const struct kg_spec_view view = view_of(e, a);
 
-    memset(e->draft_counts, 0, e->n_spec * sizeof(*e->draft_counts));
-    int rc =
-        e->parts.spec_ops->draft(e->parts.spec, view, e->draft_tokens + 1, stride, e->draft_counts);
-    for (uint32_t i = 0; i < e->n_spec; i++) {
-        struct kg_spec_seq *q = &e->spec_seqs[i];
-        const uint32_t *tokens = e->draft_tokens + (size_t)i * stride + 1;
-        uint32_t n = rc < 0 ? 0 : e->draft_counts[i];
+    memset(counts, 0, a->n_spec * sizeof(*counts));
+    int rc = a->spec_ops->draft(a->spec, &view, rows + 1, stride, counts);
+    for (uint32_t i = 0; i < a->n_spec; i++) {
+        struct kg_spec_seq *q = &e->spec_seqs[a->first + i];
+        const uint32_t *tokens = rows + (size_t)i * stride + 1;
+        uint32_t n = rc < 0 ? 0 : counts[i];
         uint32_t bad = n > q->max_draft;
         n = bad ? q->max_draft : n;
         for (uint32_t k = 0; k < n; k++) {
@@ -76,51 +94,53 @@ static void draft_host(struct kg_engine *e, const struct kg_spec_view *view)
     e->stats.drafts_failed += rc < 0;
 }
 
-/* MODEL: how much to draft for each sequence, in draft_counts. */
-static void ask_wants(struct kg_engine *e, const struct kg_spec_view *view)
+/* MODEL: how much to draft for each sequence, in draft_counts; the backend is asked later, for all
+ * arms at once. */
+static void ask_wants(struct kg_engine *e, struct kg_arm *a)
 {
-    for (uint32_t i = 0; i < e->n_spec; i++) {
-        e->draft_counts[i] = e->spec_seqs[i].max_draft;
+    const struct kg_spec_view view = view_of(e, a);
+    uint32_t *counts = e->draft_counts + a->first;
+
+    a->first_draft = e->n_drafting;
+    for (uint32_t i = 0; i < a->n_spec; i++) {
+        counts[i] = e->spec_seqs[a->first + i].max_draft;
     }
-    if (KG_HAS(e->parts.spec_ops, struct kg_spec_ops, want)) {
-        e->parts.spec_ops->want(e->parts.spec, view, e->draft_counts);
+    if (KG_HAS(a->spec_ops, struct kg_spec_ops, want)) {
+        a->spec_ops->want(a->spec, &view, counts);
     }
-    for (uint32_t i = 0; i < e->n_spec; i++) {
-        const struct kg_spec_seq *q = &e->spec_seqs[i];
+    for (uint32_t i = 0; i < a->n_spec; i++) {
+        const struct kg_spec_seq *q = &e->spec_seqs[a->first + i];
         uint32_t most = q->max_draft < e->desc.draft_block ? q->max_draft : e->desc.draft_block;
-        e->stats.drafts_failed += e->draft_counts[i] > q->max_draft;
-        e->draft_counts[i] = e->draft_counts[i] < most ? e->draft_counts[i] : most;
+        e->stats.drafts_failed += counts[i] > q->max_draft;
+        counts[i] = counts[i] < most ? counts[i] : most;
+        if (counts[i] > 0) {
+            e->drafts[e->n_drafting++] = (struct kg_draft){
+                q->slot, counts[i], e->survival + (size_t)(a->first + i) * e->block};
+            e->most_drafted = counts[i] > e->most_drafted ? counts[i] : e->most_drafted;
+        }
     }
 }
 
 /* The backend drafts for those who may; what it cannot do is no draft. */
-static void draft_model(struct kg_engine *e, const struct kg_spec_view *view)
+static void draft_model(struct kg_engine *e)
 {
-    uint32_t n = 0;
-
-    ask_wants(e, view);
-    for (uint32_t i = 0; i < e->n_spec; i++) {
-        if (e->draft_counts[i] > 0) {
-            e->drafts[n++] = (struct kg_draft){e->spec_seqs[i].slot, e->draft_counts[i],
-                                               e->survival + (size_t)i * e->block};
-        }
-    }
-    e->n_drafting = n;
-    e->most_drafted = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        e->most_drafted = e->drafts[i].n > e->most_drafted ? e->drafts[i].n : e->most_drafted;
-    }
     uint64_t t = kg_engine_tick(e);
-    int rc = n > 0 ? e->parts.exec_ops->draft(e->parts.exec, e->drafts, n) : KG_OK;
+    int rc = e->n_drafting > 0 ? e->parts.exec_ops->draft(e->parts.exec, e->drafts, e->n_drafting)
+                               : KG_OK;
+
     e->exec_ns += kg_engine_tick(e) - t;
     e->stats.drafts_failed += rc != KG_OK;
-    n = 0;
-    for (uint32_t i = 0; i < e->n_spec && rc == KG_OK; i++) {
-        struct kg_spec_seq *q = &e->spec_seqs[i];
-        if (e->draft_counts[i] > 0) {
-            const struct kg_draft *d = &e->drafts[n++];
-            q->n_drafted = d->n < e->draft_counts[i] ? d->n : e->draft_counts[i];
-            q->survival = d->survival;
+    for (uint32_t k = 0; k < e->n_arms && rc == KG_OK; k++) {
+        const struct kg_arm *a = &e->arms[k];
+        const struct kg_draft *d = e->drafts + a->first_draft;
+        for (uint32_t i = a->first; a->spec_caps & KG_SPEC_CAP_MODEL && i < a->first + a->n_spec;
+             i++) {
+            struct kg_spec_seq *q = &e->spec_seqs[i];
+            if (e->draft_counts[i] > 0) {
+                q->n_drafted = d->n < e->draft_counts[i] ? d->n : e->draft_counts[i];
+                q->survival = d->survival;
+                d++;
+            }
         }
     }
 }
@@ -150,15 +170,18 @@ void kg_draft_accepted(struct kg_engine *e, struct kg_req *r, uint32_t n)
     }
 }
 
-/* Verify lengths as chosen, cut to what was drafted. The plan counted 1 + cap rows for each decode
- * and nobody drafted more than cap, so the step's rows are not overdrawn. */
-static void choose(struct kg_engine *e, const struct kg_spec_view *view)
+/* Verify lengths as chosen by an arm, cut to what was drafted. The plan counted 1 + cap rows for
+ * each decode and nobody drafted more than cap, so the step's rows are not overdrawn. */
+static void choose(struct kg_engine *e, uint32_t index)
 {
-    memset(e->lengths, 0, e->n_spec * sizeof(*e->lengths));
-    e->parts.spec_ops->choose(e->parts.spec, view, e->lengths);
+    const struct kg_arm *a = &e->arms[index];
+    const struct kg_spec_view view = view_of(e, a);
+
+    memset(e->lengths + a->first, 0, a->n_spec * sizeof(*e->lengths));
+    a->spec_ops->choose(a->spec, &view, e->lengths + a->first);
     for (uint32_t i = 0; i < e->n_picks; i++) {
         struct kg_pick *p = &e->picks[i];
-        if (!p->decode) {
+        if (!p->decode || p->req->job->arm != index) {
             continue;
         }
         const struct kg_spec_seq *q = &e->spec_seqs[p->spec];
@@ -180,46 +203,51 @@ static void choose(struct kg_engine *e, const struct kg_spec_view *view)
 
 void kg_draft_step(struct kg_engine *e)
 {
-    e->n_spec = e->n_drafting = 0;
-    if (e->cap == 0) {
-        return;
+    e->n_spec = e->n_drafting = e->most_drafted = 0;
+    for (uint32_t k = 0; k < e->n_arms; k++) {
+        e->arms[k].n_spec = 0;
+        if (e->arms[k].cap > 0) {
+            fill_arm(e, k);
+        }
     }
-    fill_seqs(e);
     if (e->n_spec == 0) {
         return;
     }
-    struct kg_spec_view view = {.size = sizeof(view),
-                                .seqs = e->spec_seqs,
-                                .n_seqs = e->n_spec,
-                                .other_rows = e->n_rows - e->n_spec,
-                                .rows_left = e->conf.step_tokens - e->n_rows,
-                                .cap = e->cap,
-                                .cost = e->cost.size != 0 ? &e->cost : NULL};
-    if (e->parts.spec_caps & KG_SPEC_CAP_HOST) {
-        draft_host(e, &view);
-    } else if (e->parts.spec_caps & KG_SPEC_CAP_MODEL) {
-        draft_model(e, &view);
+    for (uint32_t k = 0; k < e->n_arms; k++) {
+        struct kg_arm *a = &e->arms[k];
+        if (a->n_spec > 0 && a->spec_caps & KG_SPEC_CAP_HOST) {
+            draft_host(e, a);
+        } else if (a->n_spec > 0 && a->spec_caps & KG_SPEC_CAP_MODEL) {
+            ask_wants(e, a);
+        }
     }
-    choose(e, &view);
+    draft_model(e);
+    for (uint32_t k = 0; k < e->n_arms; k++) {
+        if (e->arms[k].n_spec > 0) {
+            choose(e, k);
+        }
+    }
 }
 
-static void flush(struct kg_engine *e, uint64_t step_ns)
+static void flush(struct kg_arm *a, uint64_t step_ns)
 {
-    if (e->parts.spec_ops != NULL && e->n_seen > 0) {
-        e->parts.spec_ops->observe(e->parts.spec, e->seen, e->n_seen, step_ns);
+    if (a->spec_ops != NULL && a->n_seen > 0) {
+        a->spec_ops->observe(a->spec, a->seen, a->n_seen, step_ns);
     }
-    e->n_seen = 0;
+    a->n_seen = 0;
 }
 
-void kg_draft_seen(struct kg_engine *e, const struct kg_spec_seen *seen)
+void kg_draft_seen(struct kg_engine *e, uint32_t arm, const struct kg_spec_seen *seen)
 {
-    if (e->block == 0) {
+    struct kg_arm *a = &e->arms[arm];
+
+    if (a->block == 0) {
         return;
     }
-    if (e->n_seen == 2 * e->conf.max_seqs) {
-        flush(e, 0);
+    if (a->n_seen == 2 * e->conf.max_seqs) {
+        flush(a, 0);
     }
-    e->seen[e->n_seen++] = *seen;
+    a->seen[a->n_seen++] = *seen;
 }
 
 /* Drafts take room that nobody else needs: every decoding request fits the step at 1 + cap rows,
@@ -248,13 +276,34 @@ static uint32_t fit_cap(const struct kg_engine *e, uint32_t cap)
 
 void kg_draft_observe(struct kg_engine *e, uint64_t step_ns)
 {
-    flush(e, step_ns);
+    uint32_t n = 0, most = 0;
+
+    for (uint32_t k = 0; k < e->n_arms; k++) {
+        n += e->arms[k].n_seen > 0;
+    }
     e->cap = 0;
-    if (e->block > 0) {
-        uint32_t cap = e->parts.spec_ops->cap(e->parts.spec);
-        e->stats.drafts_failed += cap > e->block && cap > e->parts.spec_ops->block(e->parts.spec);
-        uint32_t most = kg_window_step(e);
-        e->cap = fit_cap(e, cap < most ? cap : most);
+    for (uint32_t k = 0; k < e->n_arms; k++) { /* a step of several arms is the time of none */
+        flush(&e->arms[k], n > 1 ? 0 : step_ns);
+        e->arms[k].cap = 0;
+    }
+    most = e->block > 0 ? kg_window_step(e) : 0;
+    for (uint32_t k = 0; k < e->n_arms; k++) {
+        struct kg_arm *a = &e->arms[k];
+        if (a->block > 0) {
+            uint32_t cap = a->spec_ops->cap(a->spec);
+            e->stats.drafts_failed += cap > a->block && cap > a->spec_ops->block(a->spec);
+            cap = cap < most ? cap : most;
+            a->cap = fit_cap(e, cap < a->block ? cap : a->block);
+            e->cap = a->cap > e->cap ? a->cap : e->cap;
+        }
+    }
+}
+
+void kg_draft_size(struct kg_engine *e)
+{
+    e->block = 0;
+    for (uint32_t k = 0; k < e->n_arms; k++) {
+        e->block = e->arms[k].block > e->block ? e->arms[k].block : e->block;
     }
 }
 
@@ -276,16 +325,18 @@ uint32_t kg_draft_block(const struct kg_engine *e, const struct kg_spec_ops *ops
 
 void kg_draft_swap(struct kg_engine *e, struct kg_engine_swap *swap)
 {
-    const struct kg_spec_ops *ops = e->parts.spec_ops;
-    struct kg_spec *spec = e->parts.spec;
-    uint64_t caps = e->parts.spec_caps;
+    struct kg_arm *a = &e->arms[swap->arm];
+    const struct kg_spec_ops *ops = a->spec_ops;
+    struct kg_spec *spec = a->spec;
+    uint64_t caps = a->spec_caps;
 
-    e->parts.spec_ops = swap->spec_ops;
-    e->parts.spec = swap->spec;
-    e->parts.spec_caps = swap->spec_caps;
-    e->block = swap->block;
-    e->n_seen = 0; /* of slots that the new one never saw */
-    e->n_rules++;  /* windows were cut to the old block */
+    a->spec_ops = swap->spec_ops;
+    a->spec = swap->spec;
+    a->spec_caps = swap->spec_caps;
+    a->block = swap->block;
+    a->n_seen = 0; /* of slots that the new one never saw */
+    kg_draft_size(e);
+    e->n_rules++; /* windows were cut to the old block */
     swap->spec_ops = ops;
     swap->spec = spec;
     swap->spec_caps = caps;

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,6 +32,7 @@ static int check_conf(const struct kg_engine_conf *c, struct kg_error *err)
 static int alloc_all(struct kg_engine *e)
 {
     uint32_t n = e->conf.max_seqs, rows = 1 + e->max_block;
+    int missing = 0;
 
     e->reqs = calloc(e->conf.max_requests, sizeof(*e->reqs));
     e->waiting.cap = 2 * e->conf.max_requests + 2;
@@ -50,7 +52,10 @@ static int alloc_all(struct kg_engine *e)
     e->draft_tokens = calloc((size_t)n * rows + 1, sizeof(*e->draft_tokens));
     e->draft_counts = calloc(n, sizeof(*e->draft_counts));
     e->lengths = calloc(n, sizeof(*e->lengths));
-    e->seen = calloc(2 * (size_t)n, sizeof(*e->seen));
+    for (uint32_t i = 0; i < e->n_arms; i++) {
+        e->arms[i].seen = calloc(2 * (size_t)n, sizeof(*e->arms[i].seen));
+        missing |= e->arms[i].seen == NULL;
+    }
     for (uint32_t k = 0; k < KG_N_KINDS; k++) {
         e->ballast[k] = calloc(2 * (size_t)e->test.relocate + 1, sizeof(uint32_t));
     }
@@ -58,7 +63,7 @@ static int alloc_all(struct kg_engine *e)
         e->free_slots == NULL || e->items == NULL || e->picks == NULL || e->seqs == NULL ||
         e->orders == NULL || e->order_why == NULL || e->spec_seqs == NULL || e->drafts == NULL ||
         e->survival == NULL || e->draft_tokens == NULL || e->draft_counts == NULL ||
-        e->lengths == NULL || e->seen == NULL || e->ballast[KG_PAGE] == NULL ||
+        e->lengths == NULL || missing || e->ballast[KG_PAGE] == NULL ||
         e->ballast[KG_STATE] == NULL) {
         return KG_ENOMEM;
     }
@@ -86,7 +91,9 @@ static void free_all(struct kg_engine *e)
     free(e->draft_tokens);
     free(e->draft_counts);
     free(e->lengths);
-    free(e->seen);
+    for (uint32_t i = 0; i < e->n_arms; i++) {
+        free(e->arms[i].seen);
+    }
     free(e->ballast[KG_PAGE]);
     free(e->ballast[KG_STATE]);
 }
@@ -117,7 +124,11 @@ static void size_blocks(struct kg_engine *e)
 {
     uint32_t most = e->conf.max_draft;
 
-    e->block = kg_draft_block(e, e->parts.spec_ops, e->parts.spec, e->parts.spec_caps);
+    for (uint32_t i = 0; i < e->n_arms; i++) {
+        struct kg_arm *a = &e->arms[i];
+        a->block = kg_draft_block(e, a->spec_ops, a->spec, a->spec_caps);
+    }
+    kg_draft_size(e);
     most = e->desc.caps & KG_EXEC_CAP_VERIFY ? most : 0;
     most = most < e->desc.max_draft ? most : e->desc.max_draft;
     most = most < e->conf.step_tokens - 1 ? most : e->conf.step_tokens - 1;
@@ -132,9 +143,14 @@ static int measure_cost(struct kg_engine *e, struct kg_error *err)
     if (rc != KG_OK) {
         return kg_fail(err, rc, "the backend cannot time a step ([engine] cost = measured)");
     }
-    if (e->parts.spec_caps & KG_SPEC_CAP_MODEL) {
+    uint32_t block = 0; /* of what drafts with the model */
+    for (uint32_t i = 0; i < e->n_arms; i++) {
+        const struct kg_arm *a = &e->arms[i];
+        block = a->spec_caps & KG_SPEC_CAP_MODEL && a->block > block ? a->block : block;
+    }
+    if (block > 0) {
         rc = kg_draft_cost_measure(&e->cost_table.draft, e->parts.exec_ops, e->parts.exec,
-                                   e->conf.max_seqs, e->block, e->max_context);
+                                   e->conf.max_seqs, block, e->max_context);
     }
     if (rc != KG_OK) {
         return kg_fail(err, rc, "the backend cannot time a draft ([engine] cost = measured)");
@@ -158,6 +174,42 @@ static int make_cost(struct kg_engine *e, struct kg_error *err)
         return KG_OK;
     }
     e->cost = (struct kg_cost){sizeof(e->cost), &e->cost_table, kg_cost_step_ns, kg_cost_draft_ns};
+    return KG_OK;
+}
+
+/* Arms as given, or one of what holds for the engine. */
+static int set_arms(struct kg_engine *e, struct kg_error *err)
+{
+    const struct kg_engine_conf *c = &e->conf;
+    const struct kg_engine_arm one = {.name = "",
+                                      .checkpoint = c->checkpoint,
+                                      .interval = c->interval,
+                                      .lifetime = c->lifetime,
+                                      .accept = c->accept,
+                                      .spec_ops = e->parts.spec_ops,
+                                      .spec = e->parts.spec,
+                                      .spec_caps = e->parts.spec_caps};
+    const struct kg_engine_arm *given = e->parts.n_arms > 0 ? e->parts.arms : &one;
+    uint32_t n = e->parts.n_arms > 0 ? e->parts.n_arms : 1;
+
+    if (n > KG_MAX_ARMS || (e->parts.n_arms > 0 && e->parts.spec_ops != NULL)) {
+        return kg_fail(err, KG_EINVAL, "%u arms: at most %u, and no speculation beside theirs", n,
+                       KG_MAX_ARMS);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        struct kg_arm *a = &e->arms[i];
+        *a = (struct kg_arm){.salt = given[i].salt,
+                             .checkpoint = given[i].checkpoint,
+                             .interval = given[i].interval,
+                             .lifetime = given[i].lifetime,
+                             .accept = given[i].accept,
+                             .spec_ops = given[i].spec_ops,
+                             .spec = given[i].spec,
+                             .spec_caps = given[i].spec_caps};
+        (void)snprintf(a->name, sizeof(a->name), "%s", given[i].name);
+    }
+    e->n_arms = n;
+    e->parts.arms = NULL; /* the caller's */
     return KG_OK;
 }
 
@@ -222,7 +274,8 @@ int kg_engine_create(const struct kg_engine_parts *parts, const struct kg_engine
         e->test = *conf->test;
         e->conf.test = NULL;
     }
-    rc = init(e, err);
+    rc = set_arms(e, err);
+    rc = rc == KG_OK ? init(e, err) : rc;
     if (rc != KG_OK) {
         kg_engine_destroy(e);
         return rc;
@@ -275,8 +328,9 @@ static void check_all(struct kg_engine *e)
     if (rc == KG_OK) {
         rc = e->parts.sched_ops->check(e->parts.sched, &why);
     }
-    if (rc == KG_OK && e->parts.spec_ops != NULL) {
-        rc = e->parts.spec_ops->check(e->parts.spec, &why);
+    for (uint32_t i = 0; rc == KG_OK && i < e->n_arms; i++) {
+        const struct kg_arm *a = &e->arms[i];
+        rc = a->spec_ops != NULL ? a->spec_ops->check(a->spec, &why) : KG_OK;
     }
     if (rc == KG_OK && e->tier != NULL) {
         rc = e->parts.tier_ops->check(e->tier, &why);

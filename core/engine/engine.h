@@ -14,6 +14,8 @@
 #include <kedge/tier.h>
 #include <stdbool.h>
 
+#define KG_MAX_ARMS 8u /* of an engine */
+
 struct kg_engine;
 struct kg_engine_test;
 struct kg_cost_table;
@@ -58,6 +60,7 @@ struct kg_admit_view {
     uint64_t now_ns, arrival_ns; /* backend clock */
     uint64_t id;
     const char *tenant, *class_name; /* "" for none */
+    const char *arm;                 /* name of the request's arm, "" without arms */
     uint32_t priority;
     uint32_t n_prompt, max_tokens;                 /* tokens */
     uint32_t hit_page_tokens, hit_state_tokens;    /* of the prefix cache; 0 without one */
@@ -77,9 +80,10 @@ struct kg_admit_answer {
     char text[200];    /* NEVER: the reason */
 };
 
-/* A class of decoding requests, one tenant and class, as the policy sees it. Borrowed. */
+/* A class of decoding requests, one tenant, class and arm, as the policy sees it. Borrowed. */
 struct kg_window_view {
     const char *tenant, *class_name; /* "" for none */
+    const char *arm;                 /* its name, "" without arms */
     uint64_t now_ns;                 /* backend clock */
     uint32_t block;                  /* drafts of a sequence at most */
     uint32_t n_seqs, batch;          /* decoding requests: of the class, of all */
@@ -114,6 +118,23 @@ struct kg_engine_policy {
     int (*window)(void *ctx, const struct kg_window_view *view, struct kg_window_answer *answer);
 };
 
+/*
+ * One arm of an experiment inside an engine: rules and a speculation for its requests, in place of
+ * those of kg_engine_conf and kg_engine_parts. Requests of all arms share memory, scheduler and
+ * batch. The engine closes no speculation.
+ */
+struct kg_engine_arm {
+    const char *name; /* for the policy, cut to 31 bytes */
+    uint64_t salt;    /* mixed into its requests' salts, so that arms share no prefix; 0: they do */
+    uint32_t checkpoint;                /* enum kg_ckpt_policy */
+    uint32_t interval;                  /* tokens, >= 1 */
+    uint32_t lifetime;                  /* enum kg_lifetime */
+    uint32_t accept;                    /* enum kg_accept_rule */
+    const struct kg_spec_ops *spec_ops; /* NULL: no speculation */
+    struct kg_spec *spec;
+    uint64_t spec_caps;
+};
+
 /* Plugin instances the engine drives. exec is open but not bound; the engine opens the pool,
  * binds, and closes neither: whoever opened exec, sched and spec closes them after destroy. */
 struct kg_engine_parts {
@@ -128,6 +149,9 @@ struct kg_engine_parts {
     const struct kg_spec_ops *spec_ops; /* NULL: no speculation */
     struct kg_spec *spec;
     uint64_t spec_caps;
+    const struct kg_engine_arm *arms; /* [n_arms], copied by create; n_arms 0: one, of the three
+                                         above and the configuration */
+    uint32_t n_arms;                  /* at most KG_MAX_ARMS */
     const struct kg_engine_policy *policy; /* NULL: none; outlives the engine */
     /* Opened by the engine as the pool is; tier_ops NULL: none. */
     const struct kg_tier_ops *tier_ops;
@@ -142,6 +166,7 @@ struct kg_engine_swap {
     const struct kg_spec_ops *spec_ops;
     struct kg_spec *spec;
     uint64_t spec_caps;
+    uint32_t arm;   /* whose speculation; 0 without arms */
     uint32_t block; /* the engine's: rows of the new window */
 };
 
@@ -156,6 +181,7 @@ struct kg_request {
     uint32_t n_prompt;      /* >= 1 */
     uint32_t max_tokens;    /* output tokens at most, >= 1 */
     uint32_t flags;
+    uint32_t arm;                         /* below n_arms; 0 without arms */
     uint32_t priority;                    /* 0 normal, larger sooner */
     uint64_t tenant;                      /* hash, 0 none */
     const char *tenant_name, *class_name; /* for the policy, cut to 31 bytes; NULL for none */

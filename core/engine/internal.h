@@ -9,6 +9,7 @@
 #define KEDGE_ENGINE_INTERNAL_H
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/ring.h"
 #include "base/rng.h"
 #include "engine/cost.h"
@@ -29,7 +30,7 @@ struct kg_job {
     size_t bytes; /* of the allocation */
     uint64_t id, tenant, salt;
     uint32_t n_prompt, max_tokens; /* max_tokens is cut to the context limit */
-    uint32_t flags, priority;
+    uint32_t flags, priority, arm;
     uint32_t n_lp;      /* log probabilities per token, 0 for none */
     uint32_t n_echo_lp; /* the same for the prompt */
     uint32_t n_boundaries, n_marks;
@@ -186,7 +187,24 @@ struct kg_window_class {
     uint32_t verified, accepted;
     uint32_t acceptance, batch, context; /* ranges it was asked about */
     uint32_t rule, length;               /* enum kg_window_rule */
+    uint32_t arm;
     char tenant[32], class_name[32];
+};
+
+/* An arm: what holds for its requests alone. Without arms there is one. */
+struct kg_arm {
+    char name[32]; /* "" without arms */
+    uint64_t salt; /* 0: prefixes are shared with other arms */
+    uint32_t checkpoint, interval, lifetime, accept;
+    const struct kg_spec_ops *spec_ops; /* NULL: no speculation */
+    struct kg_spec *spec;
+    uint64_t spec_caps;
+    uint32_t block;            /* most draft rows of one of its sequences */
+    uint32_t cap;              /* the same in the coming step */
+    uint32_t first, n_spec;    /* its decoding picks in spec_seqs */
+    uint32_t first_draft;      /* its sequences in drafts, where the backend drafts for it */
+    struct kg_spec_seen *seen; /* [2 * max_seqs] */
+    uint32_t n_seen;
 };
 
 struct kg_engine {
@@ -198,10 +216,12 @@ struct kg_engine {
     struct kg_pool_layout layout;
     uint32_t max_context; /* tokens of a request */
     uint32_t max_pages;   /* pages one request can ever hold beside its state */
-    uint32_t block;       /* most draft rows of a sequence */
-    uint32_t max_block;   /* the same for every plugin that may be swapped in: room for so many */
-    uint32_t cap;         /* draft rows of the coming step */
-    struct kg_cost cost;  /* for the policy; size 0: there is none */
+    struct kg_arm arms[KG_MAX_ARMS];
+    uint32_t n_arms;     /* >= 1 */
+    uint32_t block;      /* most draft rows of a sequence of any arm */
+    uint32_t max_block;  /* the same for every plugin that may be swapped in: room for so many */
+    uint32_t cap;        /* draft rows of the coming step, of the arm with most */
+    struct kg_cost cost; /* for the policy; size 0: there is none */
     struct kg_cost_table cost_table;
 
     struct kg_req *reqs; /* [max_requests] */
@@ -233,15 +253,13 @@ struct kg_engine {
     struct kg_batch batch;
     struct kg_result result;
 
-    struct kg_spec_seq *spec_seqs; /* [max_seqs] decoding picks */
+    struct kg_spec_seq *spec_seqs; /* [max_seqs] decoding picks, arm by arm */
     struct kg_draft *drafts;       /* [max_seqs] */
     float *survival;               /* [max_seqs][block] */
     uint32_t *draft_tokens;        /* [max_seqs][1 + block] row tokens of decoding picks */
     uint32_t *draft_counts, *lengths;
     uint32_t n_spec;
     uint32_t n_drafting, most_drafted; /* sequences the backend drafted for in this step; tokens */
-    struct kg_spec_seen *seen;         /* [2 * max_seqs] */
-    uint32_t n_seen;
 
     struct kg_window_class *classes;      /* [n_classes]; NULL: no policy has a say */
     struct kg_window_class **classes_now; /* [max_seqs] those with decoding requests */
@@ -298,6 +316,17 @@ static inline uint32_t kg_pages_of(const struct kg_engine *e, uint64_t n_tokens)
 static inline uint32_t kg_req_output(const struct kg_req *r)
 {
     return r->n_tokens - r->job->n_prompt;
+}
+
+/* The salt of a request in an arm: of its own, or as the request has it. */
+static inline uint64_t kg_arm_salt(const struct kg_arm *a, uint64_t salt)
+{
+    return a->salt != 0 ? kg_hash_mix(a->salt ^ kg_hash_mix(salt)) | 1u : salt;
+}
+
+static inline const struct kg_arm *kg_req_arm(const struct kg_engine *e, const struct kg_req *r)
+{
+    return &e->arms[r->job->arm];
 }
 
 static inline int kg_req_holds(const struct kg_req *r)
@@ -447,15 +476,17 @@ void kg_plan_step(struct kg_engine *e);
 /* --- draft.c: speculation --- */
 
 void kg_draft_step(struct kg_engine *e);
-/* Notes a window's outcome, or that a slot is free (tokens NULL). */
-void kg_draft_seen(struct kg_engine *e, const struct kg_spec_seen *seen);
+/* Notes a window's outcome, or that a slot is free (tokens NULL), for the arm of its request. */
+void kg_draft_seen(struct kg_engine *e, uint32_t arm, const struct kg_spec_seen *seen);
 void kg_draft_observe(struct kg_engine *e, uint64_t step_ns);
 /* The first n drafts of a request's window were accepted: into the counters. */
 void kg_draft_accepted(struct kg_engine *e, struct kg_req *r, uint32_t n);
 /* Draft rows of a speculation plugin, cut to what backend and step can do; 0: it cannot draft. */
 uint32_t kg_draft_block(const struct kg_engine *e, const struct kg_spec_ops *ops,
                         const struct kg_spec *spec, uint64_t caps);
-/* Puts another speculation in place; *swap is left with the old one. */
+/* Fills e->block of what the arms have. */
+void kg_draft_size(struct kg_engine *e);
+/* Puts another speculation in the place of an arm's; *swap is left with the old one. */
 void kg_draft_swap(struct kg_engine *e, struct kg_engine_swap *swap);
 
 /* --- window.c: the policy's word on verify windows --- */

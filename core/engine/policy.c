@@ -74,6 +74,7 @@ static struct kg_admit_view view_of(struct kg_engine *e, const struct kg_req *r,
         .id = r->id,
         .tenant = job->tenant_name,
         .class_name = job->class_name,
+        .arm = kg_req_arm(e, r)->name,
         .priority = job->priority,
         .n_prompt = job->n_prompt,
         .max_tokens = job->max_tokens,
@@ -116,13 +117,13 @@ static enum kg_admit hold(struct kg_engine *e, struct kg_req *r, uint64_t until_
 enum kg_admit kg_pol_ask(struct kg_engine *e, struct kg_req *r, const uint32_t need[KG_N_KINDS])
 {
     const struct kg_engine_policy *p = e->parts.policy;
-    struct kg_admit_answer answer = {.lifetime = e->conf.lifetime};
+    struct kg_admit_answer answer = {.lifetime = kg_req_arm(e, r)->lifetime};
 
     if (p == NULL || r->admission != 0) {
         return KG_ADMIT_YES;
     }
     if (!e->asks) {
-        r->lifetime = e->conf.lifetime;
+        r->lifetime = answer.lifetime;
         return KG_ADMIT_YES;
     }
     if (r->asked == e->n_changes) { /* its answer stands; begin() releases those whose time came */

@@ -189,6 +189,9 @@ static int check_request(const struct kg_engine *e, const struct kg_request *q,
                            q->tokens[i], e->desc.vocab);
         }
     }
+    if (q->arm >= e->n_arms) {
+        return kg_fail(err, KG_EINVAL, "arm %u: there are %u", q->arm, e->n_arms);
+    }
     int rc = check_positions("boundary", q->boundaries, q->n_boundaries, q->n_prompt, err);
     if (rc == KG_OK) {
         rc = check_positions("mark", q->marks, q->n_marks, q->n_prompt, err);
@@ -262,18 +265,19 @@ static struct kg_job *job_create(const struct kg_engine *e, const struct kg_requ
     *j = (struct kg_job){.bytes = bytes,
                          .id = q->id,
                          .tenant = q->tenant,
-                         .salt = q->salt,
+                         .salt = kg_arm_salt(&e->arms[q->arm], q->salt),
                          .n_prompt = q->n_prompt,
                          .max_tokens = max_tokens,
                          .flags = q->flags,
                          .priority = q->priority,
+                         .arm = q->arm,
                          .n_lp = n_lp,
                          .n_echo_lp = n_echo,
                          .n_boundaries = q->n_boundaries,
                          .n_marks = q->n_marks,
                          .sampling = q->sampling};
     if (j->sampling.accept == KG_ACCEPT_COUPLED) {
-        j->sampling.accept = e->conf.accept;
+        j->sampling.accept = e->arms[q->arm].accept;
     }
     if (q->tenant_name != NULL) {
         (void)snprintf(j->tenant_name, sizeof(j->tenant_name), "%s", q->tenant_name);
@@ -395,6 +399,9 @@ int kg_engine_swap(struct kg_engine *engine, struct kg_engine_swap *swap, struct
 
     if (p->swapping) {
         return kg_fail(err, KG_EAGAIN, "another change of plugins is under way");
+    }
+    if (swap->spec_ops != NULL && swap->arm >= engine->n_arms) {
+        return kg_fail(err, KG_EINVAL, "arm %u: there are %u", swap->arm, engine->n_arms);
     }
     if (swap->spec_ops != NULL) {
         swap->block = kg_draft_block(engine, swap->spec_ops, swap->spec, caps);

@@ -174,7 +174,7 @@ void kg_req_arrive(struct kg_engine *e, uint32_t index, struct kg_job *job)
     r->arrival = ++e->n_arrivals;
     r->n_tokens = r->n_target = job->n_prompt;
     r->slot = r->grant = r->unit = KG_NONE;
-    r->lifetime = e->conf.lifetime;
+    r->lifetime = kg_req_arm(e, r)->lifetime;
     job->done.arrival_ns = e->parts.exec_ops->now(e->parts.exec);
     set_state(e, r, KG_LIFE_WAITING);
     e->n_live++;
@@ -231,7 +231,7 @@ static void release(struct kg_engine *e, struct kg_req *r)
     struct kg_spec_seen gone = {.id = r->id, .slot = r->slot, .ended = 1};
 
     e->parts.exec_ops->drop(e->parts.exec, &r->slot, 1);
-    kg_draft_seen(e, &gone);
+    kg_draft_seen(e, r->job->arm, &gone);
     kg_cache_close(e, r);
     kg_adm_give(e, KG_STATE, &r->unit, 1, r->nan);
     e->parts.pool_ops->grant_close(e->pool, r->grant);

@@ -1,5 +1,5 @@
 /*
- * The policy's word on verify windows. It is asked once per class of requests (tenant and class),
+ * The policy's word on verify windows. It is asked once per class of requests (tenant, class, arm),
  * and again when the class's acceptance, the number of decoding requests or the length of its
  * contexts left the range it was asked about, or the script was replaced. Between, its answer
  * stands: a step costs one look at each decoding request and no call.
@@ -45,7 +45,7 @@ void kg_window_destroy(struct kg_engine *e)
 
 static uint64_t key_of(const struct kg_job *job)
 {
-    uint64_t h = kg_hash_bytes(job->tenant_name, strlen(job->tenant_name), 1);
+    uint64_t h = kg_hash_bytes(job->tenant_name, strlen(job->tenant_name), 1 + job->arm);
 
     return kg_hash_bytes(job->class_name, strlen(job->class_name), h) | 1;
 }
@@ -64,7 +64,7 @@ static struct kg_window_class *class_of(struct kg_engine *e, struct kg_req *r)
     }
     if (c == e->classes + e->n_classes) {
         c = oldest;
-        *c = (struct kg_window_class){.key = r->window_key};
+        *c = (struct kg_window_class){.key = r->window_key, .arm = r->job->arm};
         memcpy(c->tenant, r->job->tenant_name, sizeof(c->tenant));
         memcpy(c->class_name, r->job->class_name, sizeof(c->class_name));
     }
@@ -124,10 +124,12 @@ static void ask(struct kg_engine *e, struct kg_window_class *c, uint32_t batch, 
         c->verified /= 2;
         c->accepted /= 2;
     }
+    const struct kg_arm *arm = &e->arms[c->arm];
     const struct kg_window_view view = {.tenant = c->tenant,
                                         .class_name = c->class_name,
+                                        .arm = arm->name,
                                         .now_ns = now_ns,
-                                        .block = e->block,
+                                        .block = arm->block,
                                         .n_seqs = c->n_seqs,
                                         .batch = batch,
                                         .context_tokens = 1u << x,
@@ -139,7 +141,7 @@ static void ask(struct kg_engine *e, struct kg_window_class *c, uint32_t batch, 
         return;
     }
     c->rule = rc == KG_OK ? answer.rule : KG_WINDOW_FREE;
-    c->length = answer.length < e->block ? answer.length : e->block;
+    c->length = answer.length < arm->block ? answer.length : arm->block;
     c->ask_at_ns = UINT64_MAX;
     if (c->rule != KG_WINDOW_FREE && c->length == 0) {
         c->ask_at_ns = now_ns + PAUSED_NS;
