@@ -156,6 +156,8 @@ int kg_drafter_open(const struct kg_drafter_args *a, struct kg_drafter **drafter
     struct kg_drafter *d;
     int rc = check_config(a, err);
 
+    if (rc == KG_OK)
+        rc = kg_draft_ckpt_check_values(a->ckpt, err);
     if (rc < 0)
         return rc;
     d = kg_model_alloc(a->host, sizeof(*d));

@@ -45,8 +45,8 @@ struct kg_drafter_sizes {
     uint64_t scratch_bytes; /* working memory */
 };
 
-/* KG_EINVAL names what of the configuration the kernels cannot do, KG_ENOMEM the bytes. *drafter is
- * set only on success. */
+/* KG_EINVAL names what of the configuration the kernels cannot do, or the tensor with a value that is
+ * not finite; KG_ENOMEM the bytes. *drafter is set only on success. */
 KG_CHECKED int kg_drafter_open(const struct kg_drafter_args *args, struct kg_drafter **drafter,
                                struct kg_error *err);
 void kg_drafter_close(struct kg_drafter *drafter); /* NULL is allowed */
@@ -81,8 +81,8 @@ void kg_drafter_next(struct kg_drafter *drafter, uint32_t k, const uint32_t *bef
 const float *kg_drafter_logits(const struct kg_drafter *drafter, uint32_t i, uint32_t k);
 /*
  * Probability that draft k of sequence i is accepted if those before it are: sigmoid(confidence /
- * temperature of the class); 1 without a confidence head, 0 when it is not finite. cls: enum
- * kg_draft_class. Same bits on every machine.
+ * temperature + bias), both of the class and of k; 1 without a confidence head, 0 when it is not
+ * finite. cls: enum kg_draft_class. Same bits on every machine.
  */
 float kg_drafter_confidence(const struct kg_drafter *drafter, uint32_t i, uint32_t k, uint32_t cls);
 /* For tests: rows of the last block after the final norm, (hidden): of draft k of sequence i. */

@@ -13,6 +13,7 @@ struct opened {
     struct kg_draft_ckpt ckpt; /* first: the two addresses are one */
     struct kg_ckpt sizes;      /* the binder's view: configuration and counts */
     struct kg_st *st;
+    uint8_t *used; /* [kg_st_count] 1: a tensor of the drafter */
     void **owned;
     uint64_t n_owned;
 };
@@ -122,12 +123,55 @@ static int bind_all(const char *dir, struct opened *o, struct kg_error *err)
     bind_heads(&b, k);
     bind_layers(&b, k);
     check_rest(&b);
-    free(b.used);
+    o->used = b.used;
     o->owned = b.owned;
     o->n_owned = b.n_owned;
     k->n_tensors = o->sizes.info.n_bound;
     k->bound_bytes = o->sizes.info.bound_bytes;
     return b.rc;
+}
+
+/* First element of n whose exponent is all ones, or n. Whole blocks first: a loop that the compiler
+ * turns into vectors, so that the scan costs less than reading the file. */
+#define SCAN(name, type, ones)                                           \
+    static uint64_t name(const uint8_t *at, uint64_t n)                  \
+    {                                                                    \
+        type v[256];                                                     \
+        for (uint64_t i = 0; i < n; i += 256) {                          \
+            uint32_t m = n - i < 256 ? (uint32_t)(n - i) : 256, bad = 0; \
+            memset(v, 0, sizeof(v));                                     \
+            memcpy(v, at + i * sizeof(type), m * sizeof(type));          \
+            for (uint32_t j = 0; j < 256; j++)                           \
+                bad |= (v[j] & (ones)) == (ones);                        \
+            for (uint32_t j = 0; bad && j < m; j++)                      \
+                if ((v[j] & (ones)) == (ones))                           \
+                    return i + j;                                        \
+        }                                                                \
+        return n;                                                        \
+    }
+
+SCAN(scan_f32, uint32_t, 0x7f800000u)
+SCAN(scan_bf16, uint16_t, 0x7f80u)
+SCAN(scan_f16, uint16_t, 0x7c00u)
+
+int kg_draft_ckpt_check_values(const struct kg_draft_ckpt *ckpt, struct kg_error *err)
+{
+    const struct opened *o = (const struct opened *)ckpt;
+    char name[KG_PRINTABLE];
+
+    for (uint64_t i = 0; i < kg_st_count(o->st); i++) {
+        const struct kg_st_tensor *t = kg_st_at(o->st, i);
+        if (!o->used[i])
+            continue;
+        uint64_t n = t->bytes / kg_dtype_bytes(t->dtype);
+        uint64_t at = t->dtype == KG_F32    ? scan_f32(t->data, n)
+                      : t->dtype == KG_BF16 ? scan_bf16(t->data, n)
+                                            : scan_f16(t->data, n);
+        if (at < n)
+            return kg_fail(err, KG_EINVAL, "%.160s: %s: value %" PRIu64 " is not finite",
+                           kg_st_file(o->st, t->shard), kg_printable(t->name, name), at);
+    }
+    return KG_OK;
 }
 
 int kg_draft_ckpt_open(const char *dir, const struct kg_model_config *target,
@@ -155,6 +199,7 @@ void kg_draft_ckpt_close(struct kg_draft_ckpt *ckpt)
     if (ckpt == NULL)
         return;
     free(ckpt->layers);
+    free(o->used);
     for (uint64_t i = 0; i < o->n_owned; i++)
         free(o->owned[i]);
     free(o->owned);

@@ -44,6 +44,12 @@ struct kg_draft_ckpt {
 KG_CHECKED int kg_draft_ckpt_open(const char *dir, const struct kg_model_config *target,
                                   const char *target_dir, struct kg_draft_ckpt **ckpt,
                                   struct kg_error *err);
+/*
+ * Looks at every value of every tensor in use. KG_EINVAL with file and tensor when one is not
+ * finite: such a drafter would draft nothing, or badly, and say nothing. Reads all weights, so it
+ * is for those who are about to (kg_drafter_open); opening alone reads headers and vectors.
+ */
+KG_CHECKED int kg_draft_ckpt_check_values(const struct kg_draft_ckpt *ckpt, struct kg_error *err);
 void kg_draft_ckpt_close(struct kg_draft_ckpt *ckpt); /* NULL is allowed */
 
 #endif

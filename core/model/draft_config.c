@@ -197,25 +197,43 @@ static int read_block(const struct kg_reader *r, struct kg_draft_config *c)
     return KG_OK;
 }
 
-static int read_temperatures(const struct kg_reader *r, struct kg_draft_config *c)
+/* One list of block_size numbers in low..high for each class. */
+static int read_classes(const struct kg_reader *in, uint32_t block, double low, double high,
+                        float out[KG_DRAFT_N_CLASSES][KG_DRAFT_MAX_BLOCK])
 {
     static const char *const names[] = {"greedy", "coupled", "rejection", "block"};
-    struct kg_reader in = {0};
-    int rc = kg_read_enter(r, "sts_temperatures", "sts_temperatures.", &in);
+    char want[64];
+    int rc = KG_OK;
 
+    (void)snprintf(want, sizeof(want), "a list of numbers in %g..%g", low, high);
     for (uint32_t k = 0; k < KG_DRAFT_N_CLASSES && rc == KG_OK; k++) {
         const json_t *list = NULL;
-        rc = read_list(&in, names[k], c->block, &list);
-        for (uint32_t i = 0; i < c->block && rc == KG_OK; i++) {
+        rc = read_list(in, names[k], block, &list);
+        for (uint32_t i = 0; i < block && rc == KG_OK; i++) {
             const json_t *v = json_array_get(list, i);
-            double t = json_is_number(v) ? json_number_value(v) : 0;
-            if (!(t >= 1e-3 && t <= 1e3)) {
-                return kg_read_wrong(&in, names[k], "a list of numbers in 0.001..1000");
+            double x = json_is_number(v) ? json_number_value(v) : NAN;
+            if (!(x >= low && x <= high)) {
+                return kg_read_wrong(in, names[k], want);
             }
-            c->temperature[k][i] = (float)t;
+            out[k][i] = (float)x;
         }
     }
     return rc;
+}
+
+static int read_calibration(const struct kg_reader *r, struct kg_draft_config *c)
+{
+    struct kg_reader in = {0};
+    int rc = kg_read_enter(r, "sts_temperatures", "sts_temperatures.", &in);
+
+    if (rc == KG_OK) {
+        rc = read_classes(&in, c->block, 1e-3, 1e3, c->temperature);
+    }
+    if (rc < 0 || kg_read_get(r, "sts_biases") == NULL) {
+        return rc;
+    }
+    rc = kg_read_enter(r, "sts_biases", "sts_biases.", &in);
+    return rc < 0 ? rc : read_classes(&in, c->block, -100, 100, c->bias);
 }
 
 static int read_target(const struct kg_reader *r, struct kg_draft_config *c)
@@ -249,7 +267,7 @@ int kg_draft_config_parse(const char *file, const char *text, size_t n,
     if ((rc = kg_read_word(&r, "model_type", kinds, &i)) == KG_OK &&
         (rc = read_sizes(&r, &c.net)) == KG_OK && (rc = read_rope(&r, &c.rope)) == KG_OK &&
         (rc = read_taps(&r, &c)) == KG_OK && (rc = read_heads(&r, &c)) == KG_OK &&
-        (rc = read_block(&r, &c)) == KG_OK && (rc = read_temperatures(&r, &c)) == KG_OK &&
+        (rc = read_block(&r, &c)) == KG_OK && (rc = read_calibration(&r, &c)) == KG_OK &&
         (rc = read_target(&r, &c)) == KG_OK) {
         *config = c;
     }

@@ -1,7 +1,7 @@
 /*
  * What config.json says of a drafter (DSpark: a block of tokens guessed in one pass from features
  * of the target). Keys are those of the published Kimi K3 drafters, and the ones these leave to
- * a model card: without them a drafter drafts, badly and without a word, so nothing has a default.
+ * a model card: without them a drafter drafts, badly and without a word, so they have no default.
  *
  *   model_type                  "k3_dspark"
  *   hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, q_lora_rank (0: plain
@@ -18,6 +18,8 @@
  *   markov_head_type            "vanilla"; markov_rank: 0 for none
  *   enable_confidence_head, confidence_head_with_markov
  *   sts_temperatures            {greedy, coupled, rejection, block}: block_size numbers each
+ *   sts_biases                  the same form; the one key that may be absent or null: all 0, as in
+ *                               a checkpoint that is calibrated by temperatures alone
  *   target_sha256               of the target's weights: see kg_draft_target_sha256
  * Other keys are not looked at.
  */
@@ -70,7 +72,9 @@ struct kg_draft_config {
     uint32_t confidence;        /* 1: a confidence head */
     uint32_t confidence_markov; /* 1: it reads the embedding of the previous token too */
     struct kg_rope rope;
-    float temperature[KG_DRAFT_N_CLASSES][KG_DRAFT_MAX_BLOCK]; /* > 0, divides the logits */
+    /* of draft k: the confidence logit is divided by the temperature (> 0), then the bias added */
+    float temperature[KG_DRAFT_N_CLASSES][KG_DRAFT_MAX_BLOCK];
+    float bias[KG_DRAFT_N_CLASSES][KG_DRAFT_MAX_BLOCK];
     char target_sha256[KG_SHA256_HEX];
 };
 

@@ -358,7 +358,7 @@ float kg_drafter_confidence(const struct kg_drafter *d, uint32_t i, uint32_t k, 
 
     if (!d->c->confidence)
         return 1.0f;
-    z = (double)d->s.confidence[i] / (double)d->c->temperature[cls][k];
+    z = (double)d->s.confidence[i] / (double)d->c->temperature[cls][k] + d->c->bias[cls][k];
     if (!isfinite(z))
         return 0.0f;
     return (float)(1.0 / (1.0 + kg_exact_exp(-z > 700 ? 700 : -z)));

@@ -67,9 +67,9 @@ def walk(keep, begin, end, gamma):
     return rounds
 
 
-def survival(z, temperatures):
+def survival(z, temperatures, biases):
     """z [..., g] raw confidence logits -> probability that drafts 1..k are all kept"""
-    return np.cumprod(1.0 / (1.0 + np.exp(-z / np.asarray(temperatures))), -1)
+    return np.cumprod(1.0 / (1.0 + np.exp(-z / np.asarray(temperatures) - np.asarray(biases))), -1)
 
 
 def ece(predicted, observed, bins=20):
@@ -92,23 +92,24 @@ def auc(score, outcome):
     return float((rank[outcome].sum() - n1 * (n1 + 1) / 2.0) / (n1 * n0))
 
 
-GRID = np.exp(np.linspace(np.log(0.25), np.log(4.0), 41))
+def fit(z, kept, room, prior=20.0):
+    """Calibration of each row: (temperatures, biases), [g] each. z [N, g] raw logits; kept [N] drafts
+    kept; room [N] rows that counted.
 
-
-def fit_temperatures(z, kept, room, least=150):
-    """Sequential temperature scaling. z [N, g]; kept [N]: drafts kept; room [N]: rows that counted.
-    For k = 1 .. g, with earlier temperatures fixed, the T_k of GRID whose survival has the least
-    calibration error over rounds in which k rows counted; of equals the one nearest to 1. Where
-    fewer than `least` rounds came as far as row k, it takes the T of the row before."""
-    temps = []
+    Row k: the line through z_k that makes "draft k is kept" likeliest over the rounds that came to
+    it (a logistic regression, by Newton steps). Late rows have few rounds, so its slope and bias are
+    drawn to those of the row before, the first row's to 1 and 0, as `prior` rounds would."""
+    before, lines = np.array([1.0, 0.0]), []
     for k in range(z.shape[1]):
-        use = room > k
-        best = None
-        if (use & (kept >= k)).sum() >= least:
-            before = survival(z[use][:, :k], temps)[:, -1] if k else np.ones(use.sum())
-            for t in GRID:
-                s = before / (1.0 + np.exp(-z[use][:, k] / t))
-                e = (round(ece(s, kept[use] > k), 5), abs(np.log(t)), float(t))
-                best = e if best is None or e < best else best
-        temps.append(best[2] if best else temps[-1] if temps else 1.0)
-    return temps
+        came = (kept >= k) & (room > k)
+        x = np.stack([z[came][:, k], np.ones(came.sum())], 1)
+        y, line = (kept[came] > k).astype(float), before.copy()
+        for _ in range(50):
+            p = 1.0 / (1.0 + np.exp(-np.clip(x @ line, -50, 50)))
+            slope = x.T @ (p - y) + prior * (line - before)
+            curve = (x * (p * (1 - p))[:, None]).T @ x + prior * np.eye(2)
+            line = line - np.linalg.solve(curve, slope)
+            line[0] = min(max(line[0], 0.125), 8.0)
+        lines.append(line)
+        before = line
+    return [1.0 / float(a) for a, _ in lines], [float(b) for _, b in lines]

@@ -1,12 +1,13 @@
 #!/usr/bin/python3
 """Acceptance of a drafter on held-out texts of the target, by domain and rule, and calibration.
 
-    evaluate.py --run RUN --name draft [--split test|calib] [--limit 40] [--exported DIR]
-        [--fit | --temps RUN/NAME.calib.json] [--again]
+    evaluate.py --run RUN --name draft [--split test|calib] [--at 0,0.8] [--limit 40]
+        [--exported DIR] [--fit | --calibrated RUN/NAME.calib.json] [--again]
 
-Texts: RUN's answers of that split at temperature 0 (rule greedy) and 0.8 (rules coupled, rejection,
-block). For every position of an answer the drafter makes a block, and the rounds that decoding
-would take are walked (accept.py). Writes RUN/NAME.SPLIT.json and prints tables.
+Texts: RUN's answers of that split at temperature 0 (rule greedy) and at the others of --at (rules
+coupled, rejection, block; several are one pool). For every position of an answer the drafter makes a
+block, and the rounds that decoding would take are walked (accept.py). Writes RUN/NAME.SPLIT.json, or
+NAME.SPLIT.AT.json where --at is given, and prints tables.
 """
 import argparse
 import json
@@ -24,7 +25,7 @@ import prepare
 import target as target_module
 import tensors
 
-RULES = {0.0: ["greedy"], 0.8: ["coupled", "rejection", "block"]}
+CLASSES = ("greedy", "coupled", "rejection", "block")
 
 
 def open_drafter(args, target):
@@ -109,14 +110,15 @@ def by_position(kept, room, gamma):
     return out
 
 
-def calibration(z, kept, room, temps):
+def calibration(z, kept, room, temps, biases):
     """Mean over k of the calibration error of survivals, predicted / observed length, AUC."""
-    s = accept.survival(z, temps)
+    s = accept.survival(z, temps, biases)
     errors = [accept.ece(s[room > k][:, k], kept[room > k] > k) for k in range(z.shape[1])
               if (room > k).any()]
     whole = room == z.shape[1]
     tried = [(kept >= k) & (room > k) for k in range(z.shape[1])]
-    score = np.concatenate([z[m][:, k] for k, m in enumerate(tried)])
+    row = z / np.asarray(temps) + np.asarray(biases)
+    score = np.concatenate([row[m][:, k] for k, m in enumerate(tried)])
     hit = np.concatenate([kept[m] > k for k, m in enumerate(tried)])
     return {"ece": float(np.mean(errors)), "auc": accept.auc(score, hit),
             "predicted": 1 + float(s[whole].sum(1).mean()),
@@ -130,22 +132,28 @@ def main():
     ap.add_argument("--exported", default="")
     ap.add_argument("--model", default="tests/models/k3-tiny")
     ap.add_argument("--split", default="test")
+    ap.add_argument("--at", default="", help="temperatures, default 0,0.8")
     ap.add_argument("--limit", type=int, default=40, help="texts per domain and temperature")
-    ap.add_argument("--fit", action="store_true", help="also fit temperatures")
-    ap.add_argument("--temps", default="", help="temperatures of an evaluation with --fit")
+    ap.add_argument("--fit", action="store_true", help="also fit temperatures and biases")
+    ap.add_argument("--calibrated", default="", help="the file an evaluation with --fit wrote")
     ap.add_argument("--again", action="store_true", help="tables of the last run's rounds")
     args = ap.parse_args()
     torch.set_num_threads(1)
     blas.check()
     target = target_module.Target(args.model)
     model = open_drafter(args, target)
-    kept_path = os.path.join(args.run, "%s.%s.rounds.pt" % (args.name, args.split))
+    kept_path = written(args) + ".rounds.pt"
     if args.again:
         found, agree, offline = torch.load(kept_path)
     else:
         found, agree, offline = judge_all(args, target, model)
         torch.save((found, agree, offline), kept_path)
     tabulate(args, model, found, agree, offline)
+
+
+def written(args):
+    """What the files of this evaluation begin with."""
+    return os.path.join(args.run, "%s.%s%s" % (args.name, args.split, "." + args.at if args.at else ""))
 
 
 def judge_all(args, target, model):
@@ -155,7 +163,8 @@ def judge_all(args, target, model):
     rng = np.random.default_rng(11)
     found, agree, offline = {}, [], {}
     for domain in ("fiction", "code", "json"):
-        for t, rules in RULES.items():
+        for t in [float(x) for x in (args.at or "0,0.8").split(",")]:
+            rules = CLASSES[1:] if t > 0 else CLASSES[:1]
             part = [r for r in rows if r["domain"] == domain and r["temperature"] == t]
             limit = args.limit * (3 if domain == "json" else 1)
             part = sorted(part[:limit], key=lambda r: len(r["ids"]))
@@ -180,33 +189,35 @@ def tabulate(args, model, found, agree, offline):
     for domain, x in offline.items():
         report["offline_tau"][domain] = 1 + float(np.concatenate(x).mean())
     join = lambda keys: [np.concatenate([r[i] for k in keys for r in found[k]]) for i in range(3)]
-    temps = {}
-    if args.temps:
-        with open(args.temps) as f:
-            temps = json.load(f)["temperatures"]
-    for rule in ("greedy", "coupled", "rejection", "block"):
+    temps = dict(model.cfg.get("sts_temperatures", {}))
+    biases = dict(model.cfg.get("sts_biases", {}))
+    if args.calibrated:
+        with open(args.calibrated) as f:
+            fitted = json.load(f)
+        temps, biases = [fitted[k] for k in ("temperatures", "biases")]
+    for rule in CLASSES:
         keys = [k for k in found if k[1] == rule]
+        if not keys:
+            continue
         if args.fit:
-            temps[rule] = accept.fit_temperatures(*join(keys))
-        elif not temps.get(rule) and "sts_temperatures" in model.cfg:
-            temps[rule] = model.cfg["sts_temperatures"][rule]
+            temps[rule], biases[rule] = accept.fit(*join(keys))
         for key in keys + [("all", rule)]:
             z, kept, room = join(keys if key[0] == "all" else [key])
             entry = {"rounds": len(kept), "tokens_per_round": float(np.minimum(kept + 1, room).mean()),
                      "by_position": by_position(kept, room, g),
-                     "raw": calibration(z, kept, room, [1.0] * g)}
+                     "raw": calibration(z, kept, room, [1.0] * g, [0.0] * g)}
             if rule in temps:
-                entry["scaled"] = calibration(z, kept, room, temps[rule])
+                entry["scaled"] = calibration(z, kept, room, temps[rule],
+                                              biases.get(rule, [0.0] * g))
             report["rules"]["%s/%s" % key] = entry
             c = entry.get("scaled", entry["raw"])
             print("%-8s %-10s %6d rounds %5.2f  %s  ece %.3f -> %.3f  auc %.2f  predicted %.2f of %.2f"
                   % (key[0], rule, entry["rounds"], entry["tokens_per_round"],
                      " ".join("%.2f" % x for x in entry["by_position"]), entry["raw"]["ece"],
                      c["ece"], c["auc"], c["predicted"], c["observed"]), flush=True)
-    report["temperatures"] = temps
-    print("offline tau at 0.8", report["offline_tau"], "temperatures", temps)
-    path = os.path.join(args.run, "%s.%s.json" % (args.name, args.split))
-    with open(path, "w") as f:
+    report["temperatures"], report["biases"] = temps, biases
+    print("offline tau", report["offline_tau"], "temperatures", temps, "biases", biases)
+    with open(written(args) + ".json", "w") as f:
         json.dump(report, f, indent=1)
 
 

@@ -3,10 +3,11 @@
 
     export.py --run RUN --name draft --out tests/models/k3-tiny-dspark [--temps]
 
-model.safetensors (BF16), config.json, parity.safetensors and parity.json. Temperatures come from
-RUN/NAME.calib.json (evaluate.py --split calib --fit) or are 1; --temps puts them into a folder that
-is there already and does nothing else. The fixtures are computed in
-float64 from the weights as stored; README.md of the folder is written by hand.
+model.safetensors (BF16), config.json, parity.safetensors and parity.json. The calibration, one
+temperature and one bias for each row and class, comes from RUN/NAME.calib.json (evaluate.py --split
+calib --fit), or is 1 and 0; --temps puts it into a folder that is there already and does nothing else.
+The fixtures are computed in float64 from the weights as stored; README.md of the folder is written
+by hand.
 """
 import argparse
 import json
@@ -23,7 +24,7 @@ import target as target_module
 import tensors
 
 ROWS = 6   # anchors of a prompt in the fixtures
-TEMPS = ("greedy", "coupled", "rejection", "block")
+CLASSES = ("greedy", "coupled", "rejection", "block")
 
 
 def widened(model, target):
@@ -81,14 +82,17 @@ def transcript(seq, model, target, tokens):
     return {"prompt": ids[:begin], "greedy": ids[begin:], "rounds": rounds}
 
 
-def temperatures(args, gamma):
-    """From the evaluation of the calibration texts, where there is one; else 1."""
-    temps = {k: [1.0] * gamma for k in TEMPS}
-    fitted = os.path.join(args.run, args.name + ".calib.json")
-    if os.path.exists(fitted):
-        with open(fitted) as f:
-            temps.update(json.load(f)["temperatures"])
-    return {k: [round(x, 6) for x in v] for k, v in temps.items()}
+def calibrate(args, cfg):
+    """Puts in what the evaluation of the calibration texts found, where there is one."""
+    path, found = args.calib or os.path.join(args.run, args.name + ".calib.json"), {}
+    if os.path.exists(path):
+        with open(path) as f:
+            found = json.load(f)
+    for key, name, otherwise in (("sts_temperatures", "temperatures", 1.0),
+                                 ("sts_biases", "biases", 0.0)):
+        lists = {k: [otherwise] * cfg["block_size"] for k in CLASSES}
+        lists.update(found.get(name, {}))
+        cfg[key] = {k: [round(x, 6) for x in v] for k, v in lists.items()}
 
 
 def write_config(args, cfg):
@@ -97,10 +101,10 @@ def write_config(args, cfg):
         f.write("\n")
 
 
-def set_temperatures(args):
+def set_calibration(args):
     with open(os.path.join(args.out, "config.json")) as f:
         cfg = json.load(f)
-    cfg["sts_temperatures"] = temperatures(args, cfg["block_size"])
+    calibrate(args, cfg)
     write_config(args, cfg)
 
 
@@ -112,15 +116,16 @@ def main():
     ap.add_argument("--out", required=True)
     ap.add_argument("--tokens", type=int, default=40)
     ap.add_argument("--temps", action="store_true")
+    ap.add_argument("--calib", default="", help="the calibration, default RUN/NAME.calib.json")
     args = ap.parse_args()
     if args.temps:
-        set_temperatures(args)
+        set_calibration(args)
         return
     torch.set_num_threads(1)
     target = target_module.Target(args.model)
     ck = torch.load(os.path.join(args.run, args.name + ".pt"))
     cfg = dict(ck["config"])
-    cfg["sts_temperatures"] = temperatures(args, cfg["block_size"])
+    calibrate(args, cfg)
     cfg["target_sha256"] = tensors.sha256(os.path.join(args.model, "model.safetensors"))
     cfg["training"] = {"steps": ck["step"], "settings": {
         k: v for k, v in ck["settings"].items() if k not in ("run", "resume", "name", "model")}}

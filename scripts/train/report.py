@@ -18,15 +18,16 @@ def main():
     with open(sys.argv[1]) as f:
         report = json.load(f)
     g, rules = report["gamma"], report["rules"]
+    present = [r for r in RULES if "all/" + r in rules]
     print("Tokens a round and acceptance of draft k given that those before it were kept:\n")
     row("text", "rule", "rounds", "tokens a round", *[str(k + 1) for k in range(g)])
     row(*["---"] * (4 + g))
     for domain in DOMAINS:
-        for rule in RULES:
+        for rule in present:
             e = rules["%s/%s" % (domain, rule)]
             row(domain, rule, str(e["rounds"]), "%.2f" % e["tokens_per_round"],
                 *["." if x != x else ("%.2f" % x).lstrip("0") for x in e["by_position"]])
-    print("\nWhat the exactness of `coupled` costs, tokens a round at temperature 0.8:\n")
+    print("\nWhat the exactness of `coupled` costs, tokens a round of sampled text:\n")
     row("text", "coupled", "rejection", "block", "coupled / rejection")
     row(*["---"] * 5)
     for domain in DOMAINS:
@@ -34,15 +35,17 @@ def main():
         row(domain, *["%.2f" % v for v in x], "%.3f" % (x[0] / x[1]))
     print("\nConfidence: calibration error of survivals before and after scaling, discrimination,"
           "\nlength predicted (scaled) and observed in rounds of full blocks:\n")
-    row("text", "rule", "ECE raw", "ECE scaled", "AUC", "predicted", "observed")
-    row(*["---"] * 7)
+    row("text", "rule", "ECE raw", "ECE scaled", "AUC", "predicted raw", "scaled", "observed",
+        "scaled / observed")
+    row(*["---"] * 9)
     for domain in DOMAINS:
-        for rule in RULES:
+        for rule in present:
             e = rules["%s/%s" % (domain, rule)]
             raw, now = e["raw"], e.get("scaled", e["raw"])
             row(domain, rule, "%.3f" % raw["ece"], "%.3f" % now["ece"], "%.2f" % now["auc"],
-                "%.2f" % now["predicted"], "%.2f" % now["observed"])
-    print("\nTeacher-forced tau at 0.8 over all positions against tokens a round of the walk"
+                "%.2f" % raw["predicted"], "%.2f" % now["predicted"], "%.2f" % now["observed"],
+                "%.3f" % (now["predicted"] / now["observed"]))
+    print("\nTeacher-forced tau of sampled text over all positions against tokens a round of the walk"
           " (rejection):\n")
     row("text", "tau", "walk")
     row("---", "---", "---")

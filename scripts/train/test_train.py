@@ -199,11 +199,16 @@ class Learning(unittest.TestCase):
 
     def test_resumed_averages_and_rates_are_functions_of_the_step(self):
         class Args:
-            lr, warmup, cooldown, steps = 1.0, 10, 20, 100
-        self.assertAlmostEqual(train.rate(0, Args), 0.1)
-        self.assertAlmostEqual(train.rate(50, Args), 1.0)
-        self.assertAlmostEqual(train.rate(90, Args), 0.5)
-        self.assertGreater(train.rate(99, Args), 0)
+            lr, warmup, cooldown, steps, minutes = 1.0, 10, 20, 100, 0
+        self.assertAlmostEqual(train.rate(0, 0, 0, Args), 0.1)
+        self.assertAlmostEqual(train.rate(50, 0, 0, Args), 1.0)
+        self.assertAlmostEqual(train.rate(90, 0, 0, Args), 0.5)
+        self.assertGreater(train.rate(99, 0, 0, Args), 0)
+        Args.minutes = 60          # by the clock: warm-up from where it resumed, last third cools
+        self.assertAlmostEqual(train.rate(704, 700, 0.1, Args), 0.5)
+        self.assertAlmostEqual(train.rate(900, 700, 0.5, Args), 1.0)
+        self.assertAlmostEqual(train.rate(900, 700, 5 / 6, Args), 0.5)
+        self.assertAlmostEqual(train.rate(900, 700, 1.1, Args), 0.02)
 
 
 def chain(seed, vocab, depth):
@@ -270,18 +275,35 @@ class Acceptance(unittest.TestCase):
         keep = np.ones((20, 3), bool)
         self.assertEqual(accept.walk(keep, 2, 9, 3), [(2, 3, 3), (6, 2, 2)])
 
-    def test_temperatures_are_found_again(self):
+    def test_temperatures_and_biases_are_found_again(self):
         rng = np.random.default_rng(2)
+        want, shift = [2.0, 1.0, 0.5], [-0.8, 0.4, 0.0]
         z = rng.normal(0.5, 2.0, (20000, 3))
-        alive = rng.random((20000, 3)) < 1 / (1 + np.exp(-z / 2.0))
+        alive = rng.random((20000, 3)) < 1 / (1 + np.exp(-z / want - shift))
         kept = np.cumprod(alive, 1).sum(1)
         room = np.full(20000, 3)
-        temps = accept.fit_temperatures(z, kept, room)
-        self.assertLess(abs(np.log(temps[0] / 2.0)), 0.2)
-        s, raw = accept.survival(z, temps), accept.survival(z, [1.0] * 3)
+        temps, biases = accept.fit(z, kept, room)
+        for k in range(3):
+            self.assertLess(abs(np.log(temps[k] / want[k])), 0.15)
+            self.assertLess(abs(biases[k] - shift[k]), 0.15)
+        s = accept.survival(z, temps, biases)
+        raw = accept.survival(z, [1.0] * 3, [0.0] * 3)
         for k in range(3):
             self.assertLess(accept.ece(s[:, k], kept > k), accept.ece(raw[:, k], kept > k) / 2)
+        self.assertLess(abs(s.sum() / kept.sum() - 1), 0.02)       # and lengths come out right
         self.assertGreater(accept.auc(z[:, 0], kept > 0), 0.7)
+
+    def test_rows_few_rounds_came_to_stay_near_the_row_before(self):
+        rng = np.random.default_rng(3)
+        z = rng.normal(0.0, 1.0, (4000, 3))
+        kept = (rng.random(4000) < 1 / (1 + np.exp(-z[:, 0] + 1.0))).astype(int)
+        kept[np.flatnonzero(kept)[:3]] = 2              # row 2: 3 of some thousand; row 3: none came
+        room = np.full(4000, 3)
+        room[kept == 2] = 2
+        temps, biases = accept.fit(z, kept, room)
+        self.assertLess(abs(biases[0] + 1.0), 0.2)
+        self.assertLess(biases[1], -3.0)
+        self.assertEqual((temps[2], biases[2]), (temps[1], biases[1]))
 
 
 class Files(unittest.TestCase):
@@ -330,7 +352,8 @@ class Exported(unittest.TestCase):
         size = sum(os.path.getsize(os.path.join(DRAFT, f)) for f in os.listdir(DRAFT))
         self.assertLess(size, 6e6)
         for rule in ("greedy", "coupled", "rejection", "block"):
-            self.assertEqual(len(self.cfg["sts_temperatures"][rule]), self.cfg["block_size"])
+            for key in ("sts_temperatures", "sts_biases"):
+                self.assertEqual(len(self.cfg[key][rule]), self.cfg["block_size"])
 
     def test_fixtures_are_reproduced(self):
         for name in ("fiction", "code", "json"):

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Trains the drafter on the shards of prepare.py.
 
-    nice -n 10 train.py --run RUN [--name draft] [--steps 3000] [--resume]
+    nice -n 10 train.py --run RUN [--name draft] [--steps 3000 | --minutes 60] [--resume]
 
 Losses for row k of a block, weight exp(-k / 4): 0.1 cross entropy of the target's token, 0.9 the L1
 distance of the two distributions, 1.0 binary cross entropy of the confidence against
@@ -14,6 +14,8 @@ rate, linear cool-down; an average of the weights is what is exported.
 
 Every 100 steps RUN/NAME.pt is replaced: weights, average, optimiser, step. --resume goes on
 from there; the order of data is a function of seed and epoch, and new shards join at an epoch.
+With --minutes the run ends by the clock instead of at a step, as one must on a machine whose speed
+others decide: the cool-down is the last third of the time. A resumed run warms up again.
 """
 import argparse
 import json
@@ -101,9 +103,10 @@ def tau(accept, valid):
             full[whole].mean(0).tolist())
 
 
-def rate(step, args):
-    up = min(1.0, (step + 1) / args.warmup)
-    left = (args.steps - step) / max(1, args.cooldown)
+def rate(step, first, spent, args):
+    """Learning rate of a step. first: the step this run began with; spent: share of --minutes."""
+    up = min(1.0, (step - first + 1) / args.warmup)
+    left = 3 * (1 - spent) if args.minutes else (args.steps - step) / max(1, args.cooldown)
     return args.lr * up * max(0.02, min(1.0, left))
 
 
@@ -113,6 +116,7 @@ def main():
     ap.add_argument("--name", default="draft")
     ap.add_argument("--model", default="tests/models/k3-tiny")
     ap.add_argument("--steps", type=int, default=3000)
+    ap.add_argument("--minutes", type=float, default=0.0)
     ap.add_argument("--warmup", type=int, default=60)
     ap.add_argument("--cooldown", type=int, default=800)
     ap.add_argument("--soft", type=int, default=200)
@@ -157,7 +161,8 @@ def main():
     log = open(os.path.join(args.run, args.name + ".log"), "a", buffering=1)
     print("parameters", sum(t.numel() for t in weights.values()), file=log)
     seen, clock, cpu = [], time.time(), time.process_time()
-    while step < args.steps:
+    first, start, done = step, time.time(), step >= args.steps and not args.minutes
+    while not done:
         seqs = data.load(args.run)
         g = torch.Generator().manual_seed(args.seed * 1000 + epoch)
         order = torch.randperm(len(seqs), generator=g).tolist()
@@ -174,33 +179,36 @@ def main():
                 t.grad = None
             loss.backward()
             norm = float(torch.nn.utils.clip_grad_norm_(weights.values(), 1.0))
+            spent = (time.time() - start) / (60 * args.minutes) if args.minutes else 0.0
+            lr = rate(step, first, spent, args)
             for group in opt.param_groups:
-                group["lr"] = rate(step, args)
+                group["lr"] = lr
             if math.isfinite(norm):
                 opt.step()
-                muon.step(rate(step, args))
+                muon.step(lr)
             keep = min(0.995, (step + 1) / (step + 10))
             with torch.no_grad():
                 for n, t in weights.items():
                     average[n].mul_(keep).add_(t, alpha=1 - keep)
             step += 1
+            done = spent >= 1 if args.minutes else step >= args.steps
             seen.append((tau(accept, b["valid"]), parts))
             if step % 25 == 0:
                 t = [x[0][0] for x in seen]
                 by = torch.tensor([x[0][1] for x in seen if x[0][1]]).mean(0).tolist()
                 ps = torch.tensor([x[1] for x in seen]).mean(0).tolist()
                 print("%d tau %.3f by %s ce %.3f l1 %.3f bce %.3f norm %.2f, %.2f s a step, "
-                      "%.2f of cpu" % (step, sum(t) / len(t), " ".join("%.2f" % x for x in by),
+                      "%.2f of cpu, rate %.5f" % (step, sum(t) / len(t), " ".join("%.2f" % x for x in by),
                                        *ps, norm, (time.time() - clock) / 25,
-                                       (time.process_time() - cpu) / 25), file=log)
+                                       (time.process_time() - cpu) / 25, lr), file=log)
                 seen, clock, cpu = [], time.time(), time.process_time()
-            if step % 100 == 0 or step == args.steps:
+            if step % 100 == 0 or done:
                 torch.save({"weights": {n: t.detach() for n, t in weights.items()},
                             "average": average, "step": step, "epoch": epoch,
                             "begin": at + args.rows, "optimiser": opt.state_dict(), "momentum": muon.m,
                             "config": cfg, "settings": vars(args)}, path + ".tmp")
                 os.replace(path + ".tmp", path)
-            if step == args.steps:
+            if done:
                 break
         epoch, begin = epoch + 1, 0
 

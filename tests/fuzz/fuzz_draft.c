@@ -25,7 +25,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         }
     }
     for (uint32_t k = 0; k < KG_DRAFT_N_CLASSES * c.block; k++) {
-        if (!(c.temperature[k / c.block][k % c.block] > 0)) {
+        if (!(c.temperature[k / c.block][k % c.block] > 0) ||
+            !(c.bias[k / c.block][k % c.block] >= -100)) {
             abort();
         }
     }

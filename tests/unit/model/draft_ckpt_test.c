@@ -1,6 +1,7 @@
 /* What a drafter's folder may hold; every refusal names file, key or tensor. */
 #include "draft_tiny.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -47,6 +48,7 @@ static const struct dspec full = {.block = 4,
                                   .confidence = 1,
                                   .confidence_markov = 1,
                                   .yarn = 1,
+                                  .biases = 1,
                                   .dtype = "BF16"};
 
 static int try_open(const struct tiny *m, struct kg_draft_ckpt **ckpt, struct kg_error *err)
@@ -228,6 +230,12 @@ static void values_that_cannot_be_are_refused(void **state)
          "sts_temperatures.greedy must be a list of numbers"},
         {"sts_temperatures", "\"sts_temperatures\": {\"greedy\": [1,1,1]}",
          "sts_temperatures.greedy has 3 entries, must have 4"},
+        {"sts_biases", "\"sts_biases\": {\"greedy\": [0,0,0,0]}", "sts_biases.coupled is missing"},
+        {"sts_biases", "\"sts_biases\": {\"greedy\": [0,0,0]}",
+         "sts_biases.greedy has 3 entries, must have 4"},
+        {"sts_biases", "\"sts_biases\": {\"greedy\": [0,\"1\",0,0]}",
+         "sts_biases.greedy must be a list of numbers in -100..100"},
+        {"sts_biases", "\"sts_biases\": 1", "sts_biases"},
         {"target_sha256", "\"target_sha256\": \"12ab\"", "64 lower-case hexadecimal"},
         {"target_sha256",
          "\"target_sha256\": "
@@ -274,14 +282,71 @@ static void every_tensor_is_needed_in_its_shape(void **state)
     tiny_free(m);
 }
 
-static void a_norm_that_is_not_finite_is_refused(void **state)
+/* Refused when it is opened (vectors) or when its values are looked at (the rest). */
+static void expect_bad_value(const struct tiny *m, const char *text)
+{
+    struct kg_draft_ckpt *k;
+    struct kg_error err;
+
+    if (try_open(m, &k, &err) == KG_OK && kg_draft_ckpt_check_values(k, &err) == KG_OK)
+        fail_msg("was taken, wanted a refusal with \"%s\"", text);
+    if (strstr(err.text, text) == NULL || strstr(err.text, m->dir) == NULL)
+        fail_msg("\"%s\" does not say \"%s\" of a file in %s", err.text, text, m->dir);
+    kg_draft_ckpt_close(k);
+}
+
+/* In every tensor, at its first element, at its last and somewhere between; but not in the copy of
+ * the embedding, which nobody reads. */
+static void a_value_that_is_not_finite_is_refused_with_its_tensor(void **state)
 {
     (void)state;
-    struct tiny *m = dspec_write(&full, target->dir, 1);
-    tiny_set(m, tiny_find(m, "context_norm.weight"), 3, 1.0f / 0.0f);
-    tiny_write(m);
-    expect(m, "context_norm.weight: value 3 is not finite");
-    tiny_free(m);
+    static const char *const dtypes[] = {"BF16", "F32"};
+    static const float values[] = {INFINITY, -INFINITY, NAN};
+    for (uint32_t d = 0; d < 2; d++) {
+        struct dspec s = full;
+        s.dtype = dtypes[d];
+        struct tiny *m = dspec_write(&s, target->dir, 1);
+        for (uint32_t i = 0; i < 3 * m->n; i++) {
+            const struct tiny_tensor *t = &m->t[i / 3];
+            uint64_t n = (t->end - t->begin) / (d == 0 ? 2 : 4);
+            uint64_t at = i % 3 == 0 ? 0 : i % 3 == 1 ? n - 1 : n / 2;
+            char text[300];
+            tiny_set(m, t, at, values[i % 3]);
+            tiny_write(m);
+            (void)snprintf(text, sizeof(text), "%s: value %llu is not finite", t->name,
+                           (unsigned long long)at);
+            expect_bad_value(m, text);
+            tiny_set(m, t, at, 0.5f);
+        }
+        struct tiny_tensor *copy =
+            tiny_add(m, "embed_tokens.weight", s.dtype, 2, (uint64_t[]){40, 32});
+        struct kg_draft_ckpt *k;
+        struct kg_error err;
+        tiny_set(m, copy, 7, NAN);
+        tiny_write(m);
+        assert_int_equal(try_open(m, &k, &err), KG_OK);
+        assert_int_equal(kg_draft_ckpt_check_values(k, &err), KG_OK);
+        kg_draft_ckpt_close(k);
+        tiny_free(m);
+    }
+}
+
+static void biases_are_zero_where_a_folder_has_none(void **state)
+{
+    (void)state;
+    struct dspec s = full;
+    struct kg_draft_ckpt *k;
+    struct kg_error err;
+    for (uint32_t i = 0; i < 2; i++) {
+        s.biases = i;
+        struct tiny *m = dspec_write(&s, target->dir, 1);
+        assert_int_equal(try_open(m, &k, &err), KG_OK);
+        for (uint32_t c = 0; c < KG_DRAFT_N_CLASSES; c++)
+            for (uint32_t j = 0; j < s.block; j++)
+                assert_true((k->config.bias[c][j] != 0) == (int)i);
+        kg_draft_ckpt_close(k);
+        tiny_free(m);
+    }
 }
 
 static void a_target_without_residual_mixtures_has_no_such_taps(void **state)
@@ -510,7 +575,8 @@ int main(void)
         cmocka_unit_test(every_key_is_needed_and_named),
         cmocka_unit_test(values_that_cannot_be_are_refused),
         cmocka_unit_test(every_tensor_is_needed_in_its_shape),
-        cmocka_unit_test(a_norm_that_is_not_finite_is_refused),
+        cmocka_unit_test(a_value_that_is_not_finite_is_refused_with_its_tensor),
+        cmocka_unit_test(biases_are_zero_where_a_folder_has_none),
         cmocka_unit_test(a_target_without_residual_mixtures_has_no_such_taps),
         cmocka_unit_test(spoiled_files_are_refused_or_taken_but_never_crash),
         cmocka_unit_test(the_published_k3_drafter_binds_once_its_config_says_everything),

@@ -193,7 +193,8 @@ static double distance(struct bench *b, uint32_t past, uint32_t mistake)
         for (uint32_t v = 0; v < 40; v++)
             worst = fmax(worst, fabs(out[(size_t)k * 41 + v] - ref.logits[k][v]));
         if (c->confidence)
-            conf = 1 / (1 + exp(-ref.confidence[k] / c->temperature[KG_DRAFT_COUPLED][k]));
+            conf = 1 / (1 + exp(-ref.confidence[k] / c->temperature[KG_DRAFT_COUPLED][k] -
+                                c->bias[KG_DRAFT_COUPLED][k]));
         worst = fmax(worst, fabs(out[(size_t)k * 41 + 40] - conf));
         for (uint32_t i = 0; i < 32; i++)
             worst = fmax(worst, fabs(kg_drafter_hidden(b->drafter, 0, k)[i] - ref.hidden[k][i]));
@@ -353,6 +354,32 @@ static void a_block_in_pages_of_its_own_is_the_same_and_leaves_the_context_alone
     close_bench(&b);
 }
 
+static void a_drafter_with_a_matrix_that_is_not_finite_does_not_open(void **state)
+{
+    static struct bench b;
+    struct dspec s = dspec_random(31);
+    struct kg_drafter *again = NULL;
+    struct kg_draft_ckpt *ckpt = NULL;
+    struct kg_error err = {0};
+
+    (void)state;
+    open_bench(&b, &s, 31, KG_MATH_EXACT, 8);
+    tiny_set(b.files, tiny_find(b.files, "mlp.down_proj.weight"), 9, NAN);
+    tiny_write(b.files);
+    assert_int_equal(
+        kg_draft_ckpt_open(b.files->dir, &target_ckpt->config, target->dir, &ckpt, &err), KG_OK);
+    struct kg_drafter_args args = {.kernels = kg_kernels_cpu(KG_MATH_EXACT, KG_ISA_AVX512_BF16),
+                                   .target = b.model,
+                                   .ckpt = ckpt,
+                                   .max_rows = 64,
+                                   .max_seqs = MAX_SEQS};
+    assert_int_equal(kg_drafter_open(&args, &again, &err), KG_EINVAL);
+    assert_null(again);
+    assert_non_null(strstr(err.text, "mlp.down_proj.weight: value 9 is not finite"));
+    kg_draft_ckpt_close(ckpt);
+    close_bench(&b);
+}
+
 static void features_that_are_not_finite_stay_in_their_sequence(void **state)
 {
     static struct bench b;
@@ -385,6 +412,7 @@ int main(void)
         cmocka_unit_test(records_are_those_of_the_formulas_however_the_rows_came),
         cmocka_unit_test(bits_do_not_depend_on_the_batch_nor_on_the_length_wanted),
         cmocka_unit_test(a_block_in_pages_of_its_own_is_the_same_and_leaves_the_context_alone),
+        cmocka_unit_test(a_drafter_with_a_matrix_that_is_not_finite_does_not_open),
         cmocka_unit_test(features_that_are_not_finite_stay_in_their_sequence),
     };
 

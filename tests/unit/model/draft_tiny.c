@@ -44,6 +44,7 @@ struct dspec dspec_random(uint64_t seed)
                       .interleave = pick(seed, 13, 0, 1),
                       .yarn = pick(seed, 14, 0, 2) == 0,
                       .prefix_sum = pick(seed, 15, 0, 1),
+                      .biases = pick(seed, 17, 0, 1),
                       .dtype = pick(seed, 16, 0, 1) ? "F32" : "BF16"};
 
     s.confidence_markov = s.confidence && s.rank > 0 && pick(seed, 12, 0, 1);
@@ -111,7 +112,8 @@ static void put_layer(struct writer *w, const struct dspec *s, uint32_t l)
     }
 }
 
-static void list_temperatures(const struct dspec *s, char *out, size_t n)
+/* Four lists of `block` numbers: first + class / 4 + k / 10. */
+static void list_classes(const struct dspec *s, double first, char *out, size_t n)
 {
     static const char *const names[] = {"greedy", "coupled", "rejection", "block"};
     size_t at = 0;
@@ -119,17 +121,22 @@ static void list_temperatures(const struct dspec *s, char *out, size_t n)
     for (uint32_t k = 0; k < 4; k++) {
         at += (size_t)snprintf(out + at, n - at, "%s\"%s\": [", k ? ", " : "", names[k]);
         for (uint32_t i = 0; i < s->block; i++)
-            at +=
-                (size_t)snprintf(out + at, n - at, "%s%g", i ? ", " : "", 0.5 + 0.25 * k + 0.1 * i);
+            at += (size_t)snprintf(out + at, n - at, "%s%g", i ? ", " : "",
+                                   first + 0.25 * k + 0.1 * i);
         at += (size_t)snprintf(out + at, n - at, "]");
     }
 }
 
 static void write_config(const struct dspec *s, const char *sha, struct tiny *m)
 {
-    char temperatures[1024], causal[64] = "", yarn[256] = "";
+    char temperatures[1024], biases[1024] = "", causal[64] = "", yarn[256] = "";
 
-    list_temperatures(s, temperatures, sizeof(temperatures));
+    list_classes(s, 0.5, temperatures, sizeof(temperatures));
+    if (s->biases) {
+        (void)snprintf(biases, sizeof(biases), "\"sts_biases\": {");
+        list_classes(s, -1.07, biases + strlen(biases), sizeof(biases) - 64);
+        (void)snprintf(biases + strlen(biases), 8, "},\n");
+    }
     for (uint32_t l = 0; l < s->layers; l++)
         (void)snprintf(causal + strlen(causal), sizeof(causal) - strlen(causal), "%s%s",
                        l ? ", " : "", s->causal >> l & 1 ? "true" : "false");
@@ -151,11 +158,11 @@ static void write_config(const struct dspec *s, const char *sha, struct tiny *m)
         "\"aux_hidden_stream\": \"%s\",\n\"mask_token_id\": 38,\n\"block_size\": %u,\n"
         "\"causal\": [%s],\n\"markov_head_type\": \"vanilla\",\n\"markov_rank\": %u,\n"
         "\"enable_confidence_head\": %s,\n\"confidence_head_with_markov\": %s,\n"
-        "\"sts_temperatures\": {%s},\n\"target_sha256\": \"%s\"}",
+        "\"sts_temperatures\": {%s},\n%s\"target_sha256\": \"%s\"}",
         s->inter, s->layers, s->heads, s->q_lora, s->kv_lora, s->nope, s->rope, s->v, yarn,
         s->interleave ? "true" : "false", s->prefix_sum ? "prefix_sum" : "attn_res", s->block,
         causal, s->rank, s->confidence ? "true" : "false", s->confidence_markov ? "true" : "false",
-        temperatures, sha);
+        temperatures, biases, sha);
 }
 
 struct tiny *dspec_write(const struct dspec *s, const char *target_dir, uint64_t seed)

@@ -13,6 +13,7 @@ struct dspec {
     uint32_t block, layers, heads, q_lora, kv_lora, nope, rope, v, inter, rank;
     uint32_t causal; /* bit l */
     uint32_t confidence, confidence_markov, interleave, yarn, prefix_sum;
+    uint32_t biases; /* 1: the calibration has them, none of them 0 */
     const char *dtype;
 };
 
