@@ -2,16 +2,13 @@
 #include "base/clock.h"
 #include "cmd.h"
 #include "experiment/ab.h"
+#include "runs.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,8 +16,7 @@
 #define MAX_ARMS (2 * MAX_VALUES)
 #define MAX_REPEATS 50u
 #define MAX_ARGS 256
-
-extern char **environ;
+#define MAX_SETS_B 16
 
 /* Flags that go to the replays as they are. */
 struct pass {
@@ -46,6 +42,7 @@ struct arm {
     const char *conf;
     char name[48], what[300];
     char set[160];   /* of --vary, "" for none */
+    int has_more;    /* 1: takes --set-b */
     const char *at;  /* its value, NULL */
     uint32_t second; /* 1: takes --seed-b */
     struct kg_ab_run runs[MAX_REPEATS];
@@ -62,9 +59,11 @@ struct ab {
     double ttft_slo_ms, tpot_slo_ms, least_percent;
     struct arm arms[MAX_ARMS];
     uint32_t n_arms, is_pairs; /* is_pairs: arms 2k and 2k + 1 are compared; else 0 and k */
-    char *values;              /* of --vary, cut in place */
-    char temp[64];             /* folder that is removed at the end, "" for none */
-    char stretched[40];        /* what the first replay found for --load */
+    char *values;              /* of --vary or --set-b, cut in place */
+    const char *set_b, *sets_b[MAX_SETS_B];
+    int n_sets_b;
+    char temp[KG_RUNS_PATH]; /* folder that is removed at the end, "" for none */
+    char stretched[40];      /* what the first replay found for --load */
     uint64_t began_ns;
     struct kg_error err;
 };
@@ -117,6 +116,23 @@ static void add_arm(struct ab *x, const char *conf, const char *name, const char
     }
 }
 
+/* Cuts --set-b into its assignments. */
+static int cut_sets(struct ab *x)
+{
+    x->values = strdup(x->set_b);
+    for (char *v = x->values, *next; v != NULL; v = next) {
+        next = strchr(v, ',');
+        if (next != NULL) {
+            *next++ = '\0';
+        }
+        if (x->n_sets_b == MAX_SETS_B || strchr(v, '.') == NULL || strchr(v, '=') == NULL) {
+            return kg_cmd_bad("--set-b", x->set_b, "SECTION.KEY=VALUE,..., at most 16");
+        }
+        x->sets_b[x->n_sets_b++] = v;
+    }
+    return -1;
+}
+
 /* The arms: two files, or the values of --vary, or both files at each value. */
 static int make_arms(struct ab *x)
 {
@@ -125,17 +141,22 @@ static int make_arms(struct ab *x)
     uint32_t n_values = 0;
 
     if (x->pass[PASS_TRACE].value == NULL || first == NULL || (n > 0 && x->line.conf != NULL) ||
-        (n < 2 && x->vary == NULL)) {
+        (n < 2 && x->vary == NULL && x->set_b == NULL) || (x->vary != NULL && x->set_b != NULL)) {
         (void)fputs("kedge: ab needs --trace FILE and either two configurations or one and --vary "
-                    "SECTION.KEY=V1,V2\n",
+                    "SECTION.KEY=V1,V2 or --set-b SECTION.KEY=VALUE\n",
                     stderr);
         return KG_EXIT_USAGE;
     }
-    x->is_pairs = n == 2;
+    x->is_pairs = n == 2 || x->set_b != NULL;
     if (x->vary == NULL) {
         add_arm(x, first, "A", NULL, 0);
-        add_arm(x, x->line.rest[1], "B", NULL, 1);
-        return -1;
+        add_arm(x, n == 2 ? x->line.rest[1] : first, "B", NULL, 1);
+        x->arms[1].has_more = x->set_b != NULL;
+        if (x->set_b != NULL) {
+            (void)snprintf(x->arms[1].what, sizeof(x->arms[1].what), "%.120s, %.170s",
+                           x->arms[1].conf, x->set_b);
+        }
+        return x->set_b != NULL ? cut_sets(x) : -1;
     }
     const char *list = strchr(x->vary, '=');
     x->values = list != NULL ? strdup(list + 1) : NULL;
@@ -168,6 +189,8 @@ static int parse(struct ab *x, int argc, char **argv)
     const struct kg_cmd_flag flags[] = {
         {"--trace", "FILE", "trace both arms replay", &p[PASS_TRACE].value, NULL},
         {"--vary", "SECTION.KEY=V1,V2", "one arm for each value", &x->vary, NULL},
+        {"--set-b", "SECTION.KEY=V,...", "what arm B sets beside its file; without one, arm A's",
+         &x->set_b, NULL},
         {"--repeat", "N", "runs of each arm, seeds --seed + 0 .. N-1 (1)", &x->repeat_text, NULL},
         {"--seed", "N", "of contents, draws and intervals (1)", &x->seed_text, NULL},
         {"--seed-b", "N", "another seed for arm B, to try equal arms", &x->seed_b_text, NULL},
@@ -226,6 +249,9 @@ static int check_arms(struct ab *x)
         if (x->arms[i].set[0] != '\0' && line.n_sets < KG_CMD_SETS) {
             line.sets[line.n_sets++] = x->arms[i].set;
         }
+        for (int k = 0; x->arms[i].has_more && k < x->n_sets_b && line.n_sets < KG_CMD_SETS; k++) {
+            line.sets[line.n_sets++] = x->sets_b[k];
+        }
         int rc = kg_cmd_config(&line, &config);
         if (rc >= 0) {
             (void)fprintf(stderr, "kedge: ab: that was arm %s\n", x->arms[i].what);
@@ -276,6 +302,10 @@ static void words_of(struct ab *x, uint32_t arm, uint32_t run, char texts[3][600
         words[n++] = "--set";
         words[n++] = a->set;
     }
+    for (int i = 0; a->has_more && i < x->n_sets_b; i++) {
+        words[n++] = "--set";
+        words[n++] = x->sets_b[i];
+    }
     for (uint32_t i = 0; i < N_PASS; i++) {
         if (x->pass[i].value != NULL || x->pass[i].on) {
             words[n++] = x->pass[i].flag;
@@ -315,44 +345,18 @@ static void show_progress(const struct ab *x, uint32_t n_done, uint32_t n, const
     (void)fputs(" \033[K", stderr);
 }
 
-/* What a replay said before it failed. */
-static void show_log(const char *path)
-{
-    char buf[2000];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd >= 0 ? read(fd, buf, sizeof(buf)) : 0;
-
-    if (n > 0) {
-        (void)fwrite(buf, 1, (size_t)n, stderr);
-    }
-    if (fd >= 0) {
-        (void)close(fd);
-    }
-}
-
 /* One replay in a process of its own, so that arms share no memory. */
 static int replay(struct ab *x, uint32_t arm, uint32_t run, uint32_t n_done, uint32_t n_runs)
 {
     const char *words[MAX_ARGS];
-    char texts[3][600], log[600];
-    posix_spawn_file_actions_t files;
+    char texts[3][600], log[600], what[320];
     int tty = isatty(STDERR_FILENO), status = 0;
-    pid_t pid, got;
+    pid_t pid;
 
     words_of(x, arm, run, texts, words);
     path_of(x, arm, run, "log", log, sizeof(log));
-    int rc = posix_spawn_file_actions_init(&files);
-    rc = rc != 0 ? rc : posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
-    rc = rc != 0
-             ? rc
-             : posix_spawn_file_actions_addopen(&files, 2, log, O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    rc = rc != 0 ? rc
-                 : posix_spawn(&pid, "/proc/self/exe", &files, NULL, (char *const *)words, environ);
-    (void)posix_spawn_file_actions_destroy(&files);
-    if (rc != 0) {
-        return kg_fail(&x->err, KG_EIO, "a replay cannot be started: %s", strerror(rc));
-    }
-    while ((got = waitpid(pid, &status, tty ? WNOHANG : 0)) == 0 || (got < 0 && errno == EINTR)) {
+    int rc = kg_runs_start(words, log, &pid, &x->err);
+    while (rc == KG_OK && !kg_runs_poll(pid, !tty, &status)) {
         const struct timespec half = {.tv_nsec = 200000000};
         show_progress(x, n_done, n_runs, &x->arms[arm]);
         (void)nanosleep(&half, NULL);
@@ -360,14 +364,11 @@ static int replay(struct ab *x, uint32_t arm, uint32_t run, uint32_t n_done, uin
     if (tty) {
         (void)fputs("\r\033[K", stderr);
     }
-    if (got == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0) {
-        return KG_OK;
+    (void)snprintf(what, sizeof(what), "the replay of arm %s", x->arms[arm].what);
+    if (rc == KG_OK && (rc = kg_runs_verdict(status, what, &x->err)) != KG_OK) {
+        kg_runs_show_log(log);
     }
-    show_log(log);
-    return kg_fail(&x->err, WIFEXITED(status) && WEXITSTATUS(status) == 2 ? KG_ECONFIG : KG_EIO,
-                   "the replay of arm %s failed (%s %d)", x->arms[arm].what,
-                   WIFSIGNALED(status) ? "signal" : "status",
-                   WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+    return rc;
 }
 
 /* Reads what a run left. The first one also says what --load came to. */
@@ -453,20 +454,6 @@ static int compare(struct ab *x, uint32_t i, uint32_t j, uint32_t n, struct kg_a
     return kg_ab_compare(&r->conf, &r->result, &x->err);
 }
 
-static int save(struct ab *x, const char *path, const struct kg_buf *b)
-{
-    FILE *f = fopen(path, "wb");
-
-    if (f == NULL) {
-        return kg_fail(&x->err, KG_EIO, "%s: %s", path, strerror(errno));
-    }
-    size_t n = fwrite(b->data, 1, b->len, f);
-    if (fclose(f) != 0 || n != b->len) {
-        return kg_fail(&x->err, KG_EIO, "%s: cannot be written", path);
-    }
-    return KG_OK;
-}
-
 /* The report in its three forms. */
 struct forms {
     struct kg_buf text, json, html;
@@ -512,10 +499,10 @@ static int report(struct ab *x)
     int rc = tell(x, &f, &n_broken);
     (void)snprintf(json, sizeof(json), "%s/ab.json", x->dir);
     (void)snprintf(html, sizeof(html), "%s/ab.html", x->dir);
-    rc = rc == KG_OK ? save(x, json, &f.json) : rc;
-    rc = rc == KG_OK ? save(x, html, &f.html) : rc;
-    rc = rc == KG_OK && x->summary != NULL ? save(x, x->summary, &f.json) : rc;
-    rc = rc == KG_OK && x->html != NULL ? save(x, x->html, &f.html) : rc;
+    rc = rc == KG_OK ? kg_runs_save(json, &f.json, &x->err) : rc;
+    rc = rc == KG_OK ? kg_runs_save(html, &f.html, &x->err) : rc;
+    rc = rc == KG_OK && x->summary != NULL ? kg_runs_save(x->summary, &f.json, &x->err) : rc;
+    rc = rc == KG_OK && x->html != NULL ? kg_runs_save(x->html, &f.html, &x->err) : rc;
     if (rc == KG_OK) {
         (void)fputs(kg_buf_cstr(x->line.json ? &f.json : &f.text), stdout);
     }
@@ -533,38 +520,14 @@ static int report(struct ab *x)
 
 static int open_dir(struct ab *x)
 {
-    const char *base = getenv("TMPDIR");
-
     if (x->dir != NULL) {
         if (mkdir(x->dir, 0755) != 0 && errno != EEXIST) {
             return kg_fail(&x->err, KG_EIO, "--out %s: %s", x->dir, strerror(errno));
         }
         return KG_OK;
     }
-    base = base != NULL && base[0] != '\0' && strlen(base) < 40 ? base : "/tmp";
-    (void)snprintf(x->temp, sizeof(x->temp), "%s/kedge-ab-XXXXXX", base);
-    if (mkdtemp(x->temp) == NULL) {
-        x->temp[0] = '\0';
-        return kg_fail(&x->err, KG_EIO, "%s: no folder for the runs: %s", base, strerror(errno));
-    }
     x->dir = x->temp;
-    return KG_OK;
-}
-
-static void drop_dir(const struct ab *x)
-{
-    DIR *d = x->temp[0] != '\0' ? opendir(x->temp) : NULL;
-    const struct dirent *e;
-
-    while (d != NULL && (e = readdir(d)) != NULL) {
-        if (e->d_name[0] != '.') {
-            (void)unlinkat(dirfd(d), e->d_name, 0);
-        }
-    }
-    if (d != NULL) {
-        (void)closedir(d);
-        (void)rmdir(x->temp);
-    }
+    return kg_runs_folder("ab", x->temp, &x->err);
 }
 
 int kg_cmd_ab(int argc, char **argv)
@@ -588,7 +551,7 @@ int kg_cmd_ab(int argc, char **argv)
         rc = rc == KG_OK ? report(x) : rc;
         status = rc == KG_OK ? KG_EXIT_OK : kg_cmd_fail(&x->err);
     }
-    drop_dir(x);
+    kg_runs_drop(x->temp);
     for (uint32_t i = 0; i < x->n_arms; i++) {
         for (uint32_t k = 0; k < x->repeat; k++) {
             kg_ab_run_free(&x->arms[i].runs[k]);

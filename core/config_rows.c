@@ -92,6 +92,9 @@ static const struct kg_opt admission_rows[] = {
     ENUM("lifetime", engine.lifetime, "prompt", "prompt|max|expected",
          "How much of a request is promised when it is admitted: its prompt (growth may preempt), "
          "prompt and max_tokens, or what requests like it used."),
+    U32("quantile", engine.quantile, "90", 1, 100,
+        "Under expected: share of the observed answers that are no longer than what is promised. "
+        "Unit: percent."),
     U32("max_wait_ms", engine.max_wait_ms, "2000", 0, 3600000,
         "A request that waited longer is not overtaken by younger ones; 0: no such rule. "
         "Unit: ms."),

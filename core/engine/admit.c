@@ -13,7 +13,7 @@
 
 static const uint32_t nothing_evictable[KG_N_KINDS];
 
-/* Share of observed outputs that `lifetime = expected` reserves for, in percent. */
+/* Share of observed outputs that `lifetime = expected` reserves for, in percent, unless told. */
 #define EXPECTED_PERCENT 90
 /* Below this many observed outputs of a tenant the figures of all tenants are used, and below it
  * there the request's own maximum. */
@@ -98,12 +98,14 @@ void kg_adm_observe(struct kg_engine *e, uint64_t tenant, uint32_t n_output)
     }
 }
 
-/* Output length that EXPECTED_PERCENT of the outputs beyond what this request has stay within. */
+/* Output length that [admission] quantile of the outputs beyond what this request has stay within.
+ */
 static uint64_t expected_output(struct kg_engine *e, const struct kg_req *r)
 {
     const struct kg_seen *s = seen_of(e, r->job->tenant);
     uint32_t from = bucket_of(kg_req_output(r) + 1);
     uint64_t n = 0, sum = 0;
+    uint32_t percent = e->conf.quantile != 0 ? e->conf.quantile : EXPECTED_PERCENT;
 
     if (r->job->tenant == 0 || s->tenant != r->job->tenant || s->n < EXPECTED_MIN_SEEN) {
         s = &e->seen_lengths[0];
@@ -115,7 +117,7 @@ static uint64_t expected_output(struct kg_engine *e, const struct kg_req *r)
         return r->job->max_tokens;
     }
     uint32_t i = from;
-    while (i < KG_SEEN_BUCKETS && (sum += s->count[i]) * 100 < n * EXPECTED_PERCENT) {
+    while (i < KG_SEEN_BUCKETS && (sum += s->count[i]) * 100 < n * percent) {
         i++;
     }
     uint64_t top = bucket_top(i);

@@ -30,6 +30,8 @@ struct kg_engine_conf {
     uint32_t page_tokens;   /* wanted; the pool answers the effective value */
     uint64_t arena_bytes;   /* [memory] bytes */
     uint32_t lifetime;      /* enum kg_lifetime */
+    uint32_t quantile;      /* lifetime expected: reserves for so many percent of the observed
+                             * outputs, 1 .. 100; 0: 90 */
     uint32_t max_draft;     /* draft rows to keep room for beyond what parts.spec asks for, so that
                              * another plugin can take its place; 0: none */
     uint32_t cost;          /* 1: a cost surface is measured at start and follows the steps */

@@ -352,9 +352,10 @@ static void draw_all(struct work *k, uint32_t block)
     }
 }
 
-/* The middle 95 % of one figure's draws; NaN draws are left out. */
+/* The middle of one figure's draws, 95 % unless asked otherwise; NaN draws are left out. */
 static void interval(struct work *k, const double *all, uint32_t m, double *lo, double *hi)
 {
+    double tail = (1 - (k->c->level > 0 ? k->c->level : 0.95)) / 2;
     uint32_t n = 0;
 
     for (uint32_t d = 0; d < k->c->n_draws; d++) {
@@ -364,8 +365,8 @@ static void interval(struct work *k, const double *all, uint32_t m, double *lo, 
         }
     }
     qsort(k->line, n, sizeof(*k->line), by_value);
-    *lo = n > 0 ? quantile(k->line, n, 0.025) : NAN;
-    *hi = n > 0 ? quantile(k->line, n, 0.975) : NAN;
+    *lo = n > 0 ? quantile(k->line, n, tail) : NAN;
+    *hi = n > 0 ? quantile(k->line, n, 1 - tail) : NAN;
 }
 
 static void moments(const struct work *k, uint32_t m, double *mean, double *se)

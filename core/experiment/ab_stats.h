@@ -71,6 +71,7 @@ struct kg_ab_conf {
     uint32_t runs_vary;              /* 1: measured time, equal runs differ by themselves */
     uint32_t n_comparisons;          /* made side by side on one report, >= 1 */
     double alpha;                    /* chance of any false difference in the report, 0.01 */
+    double level;                    /* of the intervals of single figures; 0: 0.95 */
     double least;                    /* relative change that is too small to speak of, 0.01 */
     uint64_t seed;
 };
@@ -78,7 +79,7 @@ struct kg_ab_conf {
 /* One figure. All in its unit. */
 struct kg_ab_figure {
     double a, b, diff; /* diff = b - a; NaN where no pair has it */
-    double lo, hi;     /* 95 % of the difference */
+    double lo, hi;     /* `level` of the difference */
     double rel;        /* diff / a; NaN where a is 0 */
     double rel_lo, rel_hi;
     double se;             /* of the difference */

@@ -302,17 +302,19 @@ static void virtual_time_moves_to_the_deadline_when_nothing_can_run(void **state
 }
 
 /* Most requests that ran at once. */
-static uint32_t most_running(uint32_t lifetime, uint32_t warm)
+static uint32_t most_running_of(uint32_t lifetime, uint32_t warm, const char *vocab,
+                                uint32_t quantile)
 {
     struct kg_sampling stop = {.n_stop_ids = 1, .stop_ids = {0}};
     struct kg_engine_stats s;
     struct rig r;
     uint32_t most = 0, id = 1;
     rig_open(&r, &(struct rig_conf){.pool = "split",
-                                    .exec_opts = "vocab=4",
+                                    .exec_opts = vocab,
                                     .n_pages = 64,
                                     .max_seqs = 16,
-                                    .lifetime = lifetime});
+                                    .lifetime = lifetime,
+                                    .quantile = quantile});
     for (uint32_t i = 0; i < warm; i++) { /* one by one, all stop early */
         assert_int_equal(rig_submit(&r, id++, 8, 100, &stop), KG_OK);
         rig_run(&r, 200);
@@ -330,6 +332,21 @@ static uint32_t most_running(uint32_t lifetime, uint32_t warm)
     }
     rig_close(&r);
     return most;
+}
+
+static uint32_t most_running(uint32_t lifetime, uint32_t warm)
+{
+    return most_running_of(lifetime, warm, "vocab=4", 0);
+}
+
+static void a_higher_quantile_lets_fewer_run_and_90_is_the_default(void **state)
+{
+    const char *vocab = "vocab=16"; /* answers of 16 tokens on average */
+    (void)state;
+    uint32_t by_default = most_running_of(KG_LIFETIME_EXPECTED, 60, vocab, 0);
+    assert_int_equal(most_running_of(KG_LIFETIME_EXPECTED, 60, vocab, 90), by_default);
+    assert_true(most_running_of(KG_LIFETIME_EXPECTED, 60, vocab, 50) > by_default);
+    assert_true(most_running_of(KG_LIFETIME_EXPECTED, 60, vocab, 100) < by_default);
 }
 
 static void lifetime_decides_how_many_run_at_once(void **state)
@@ -358,6 +375,7 @@ int main(void)
         cmocka_unit_test(a_preempted_request_comes_back_before_those_who_came_later),
         cmocka_unit_test(a_paused_request_is_not_admitted_even_if_asked_for),
         cmocka_unit_test(virtual_time_moves_to_the_deadline_when_nothing_can_run),
+        cmocka_unit_test(a_higher_quantile_lets_fewer_run_and_90_is_the_default),
         cmocka_unit_test(lifetime_decides_how_many_run_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

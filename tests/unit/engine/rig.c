@@ -264,6 +264,7 @@ void rig_open(struct rig *rig, const struct rig_conf *c)
         .arena_bytes = n_pages * (uint64_t)page_tokens * desc.token_bytes +
                        n_states * desc.state_part_bytes * desc.n_state_parts,
         .lifetime = c->lifetime,
+        .quantile = c->quantile,
         .max_wait_ms = c->max_wait_ms,
         .queue_timeout_ms = c->queue_timeout_ms,
         .cost = c->cost,

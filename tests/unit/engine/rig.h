@@ -32,7 +32,7 @@ struct rig_conf {
     uint32_t max_context;           /* the backend's */
     uint32_t max_draft;             /* of the backend, 8 */
     uint32_t keep_draft;            /* rows the engine keeps room for, 0 */
-    uint32_t lifetime, max_wait_ms, queue_timeout_ms;
+    uint32_t lifetime, quantile, max_wait_ms, queue_timeout_ms;
     uint32_t no_debug;                      /* 1: no checks after each step */
     uint32_t no_prefix;                     /* 1: no prefix reuse; it is on by default */
     uint32_t checkpoint;                    /* enum kg_ckpt_policy + 1; auto */

@@ -119,6 +119,25 @@ def figures_are_those_of_the_rows_that_it_keeps():
 
 
 @case
+def set_b_is_a_second_file_with_these_options():
+    with tempfile.TemporaryDirectory() as d:
+        other = os.path.join(d, "b.ini")
+        with open(SIM) as f, open(other, "w") as g:
+            text = f.read().replace("cost = ", "cost = %s/" % CONF)
+            g.write(text + "[prefix]\ncheckpoint = interval\ninterval = 128\n")
+        t = trace(d, 120)
+        by_file, = report(SIM, other, "--trace", t)
+        by_set, = report(SIM, "--set-b", "prefix.checkpoint=interval,prefix.interval=128", "--trace", t)
+        assert not by_set["same"] and by_set["figures"] == by_file["figures"]
+        assert by_set["arms"][1]["config"].endswith("sim-k3.ini, prefix.checkpoint=interval,prefix.interval=128")
+        for bad in ("interval", "prefix.interval", "prefix.interval=128,", "no.such=1"):
+            r = run(SIM, "--set-b", bad, "--trace", t)
+            assert r.returncode == 2, (bad, r.returncode, r.stderr)
+        r = run(SIM, "--set-b", "prefix.interval=128", "--vary", "prefix.interval=1,2", "--trace", t)
+        assert r.returncode == 2 and "either" in r.stderr, r.stderr
+
+
+@case
 def bytes_over_time_add_up_to_their_means():
     with tempfile.TemporaryDirectory() as d:
         out = os.path.join(d, "out")
