@@ -1,0 +1,360 @@
+/* comm-symmem: collectives over symmetric memory. This file: the table, its checks, life and death.
+ */
+#include "symmem.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const struct kg_opt options[] = {
+    {.name = "stage",
+     .type = KG_OPT_U64,
+     .offset = offsetof(struct symm_conf, stage),
+     .def = "1m",
+     .min = 4096,
+     .max = 1073741824.0,
+     .doc = "What one rank lays down for the others at once; larger messages go in pieces. Held "
+            "twice per channel. Unit: bytes."},
+    {.name = "push",
+     .type = KG_OPT_U64,
+     .offset = offsetof(struct symm_conf, push),
+     .def = "0",
+     .min = 0,
+     .max = 1048576,
+     .doc = "Messages up to this go by push; 0: by the table for the number of ranks, 1: never. "
+            "Unit: bytes a rank gives."},
+    {.name = "one_shot",
+     .type = KG_OPT_U64,
+     .offset = offsetof(struct symm_conf, one_shot),
+     .def = "0",
+     .min = 0,
+     .max = 1073741824.0,
+     .doc = "Sums up to this are added by every rank, larger ones in slices (two-shot); 0: by the "
+            "table, 1: never. Unit: bytes a rank gives."},
+    {.name = "spins",
+     .type = KG_OPT_U32,
+     .offset = offsetof(struct symm_conf, spins),
+     .def = "0",
+     .min = 0,
+     .max = 100000000,
+     .doc = "Looks at a late rank before the core is given away; 0: 2000 while every rank has a "
+            "core, else 100. Unit: looks."},
+    {.name = "checksum",
+     .type = KG_OPT_BOOL,
+     .offset = offsetof(struct symm_conf, checksum),
+     .def = "no",
+     .doc = "Compare what was sent with what was read, and outputs between ranks; also on in debug "
+            "runs."},
+    {0},
+};
+
+static const struct kg_metric metrics[] = {
+    [SYMM_M_CALLS] = {"calls_total", KG_COUNTER, "Collectives called, barriers included."},
+    [SYMM_M_BYTES] = {"bytes_total", KG_COUNTER, "Bytes this rank gave to collectives."},
+    [SYMM_M_PUSH] = {"push_total", KG_COUNTER, "Sums by push."},
+    [SYMM_M_ONE_SHOT] = {"one_shot_total", KG_COUNTER, "Sums by one-shot."},
+    [SYMM_M_TWO_SHOT] = {"two_shot_total", KG_COUNTER, "Sums by two-shot."},
+    [SYMM_M_PARKED] = {"parked_total", KG_COUNTER, "Waits that slept because a rank was late."},
+    {0},
+};
+
+/* Which algorithm up to how many bytes, by ranks; the last row is for all larger groups. Measured
+ * with `kedge bench comm` (core/docs/performance.md). */
+static const struct band {
+    uint32_t world, push, one_shot;
+} bands[] = {
+    {2, 8192, 131072},
+    {4, 4096, 65536},
+    {SYMM_MAX_WORLD, 2048, 32768},
+};
+
+static void choose_bands(struct kg_comm *c)
+{
+    const struct band *b = bands;
+
+    while (b->world < c->world)
+        b++;
+    c->push_max = c->conf.push == 0 ? b->push : (uint32_t)c->conf.push;
+    c->one_shot_max = c->conf.one_shot == 0 ? b->one_shot : (uint32_t)c->conf.one_shot;
+    if (c->conf.checksum) /* lines carry no sums */
+        c->push_max = 0;
+    if (c->conf.spins == 0)
+        c->conf.spins = (long)c->world <= sysconf(_SC_NPROCESSORS_ONLN) ? 2000 : 100;
+}
+
+static void symm_close(struct kg_comm *comm)
+{
+    if (comm == NULL)
+        return;
+    const struct kg_host *host = comm->host;
+    if (comm->head != NULL) {
+        atomic_store(&comm->head->ranks[comm->rank].left, 1);
+        for (uint32_t ch = 0; ch < comm->n_channels; ch++)
+            symm_wake(comm, ch, comm->rank);
+    }
+    symm_segment_close(comm);
+    host->free(host->ctx, comm, sizeof(*comm));
+}
+
+static int check_args(const struct kg_comm_open *args, struct kg_error *err)
+{
+    if (args->world == 0 || args->world > SYMM_MAX_WORLD || args->rank >= args->world)
+        return kg_fail(err, KG_ECONFIG, "comm-symmem: rank %u of %u, wanted a rank of 1 .. %u",
+                       args->rank, args->world, SYMM_MAX_WORLD);
+    if (args->n_channels == 0 || args->n_channels > SYMM_MAX_CHANNELS)
+        return kg_fail(err, KG_EINVAL, "comm-symmem: n_channels = %u, wanted 1 .. %u",
+                       args->n_channels, SYMM_MAX_CHANNELS);
+    if (args->symm_bytes == 0 || args->timeout_ns == 0)
+        return kg_fail(err, KG_EINVAL, "comm-symmem: symm_bytes or timeout_ns is 0");
+    if (args->world > 1 && args->boot == NULL)
+        return kg_fail(err, KG_EINVAL, "comm-symmem: %u ranks and no bootstrap", args->world);
+    return KG_OK;
+}
+
+static int symm_open(const struct kg_host *host, const void *conf, const struct kg_comm_open *args,
+                     struct kg_comm **comm, struct kg_error *err)
+{
+    static const struct symm_conf defaults = {.stage = 1u << 20};
+
+    int rc = check_args(args, err);
+    if (rc != KG_OK)
+        return rc;
+    struct kg_comm *c = host->alloc(host->ctx, sizeof(*c), 0);
+    if (c == NULL)
+        return kg_fail(err, KG_ENOMEM, "comm-symmem: out of memory");
+    *c = (struct kg_comm){.host = host,
+                          .conf = conf != NULL ? *(const struct symm_conf *)conf : defaults,
+                          .symm_bytes = args->symm_bytes,
+                          .timeout_ns = args->timeout_ns,
+                          .rank = args->rank,
+                          .world = args->world,
+                          .n_channels = args->n_channels};
+    memset(c->pidfds, 0xff, sizeof(c->pidfds));
+    c->conf.checksum |= host->debug;
+    choose_bands(c);
+    if (c->conf.stage / c->world < 8)
+        rc = kg_fail(err, KG_ECONFIG, "comm-symmem: stage = %llu bytes for %u ranks",
+                     (unsigned long long)c->conf.stage, c->world);
+    else
+        rc = symm_segment_open(c, args->boot, err);
+    if (rc != KG_OK) {
+        symm_close(c);
+        return rc;
+    }
+    *comm = c;
+    return KG_OK;
+}
+
+static int symm_alloc(struct kg_comm *comm, uint64_t bytes, void **p)
+{
+    if (comm->sealed || bytes == 0)
+        return KG_EINVAL;
+    if (bytes > comm->symm_bytes - comm->symm_used)
+        return KG_ELIMIT;
+    *p = symm_area(comm, comm->rank) + comm->symm_used;
+    uint64_t rest = comm->symm_bytes - comm->symm_used - bytes;
+    uint64_t pad = (64 - bytes % 64) % 64;
+    comm->symm_used += bytes + (pad < rest ? pad : rest);
+    return KG_OK;
+}
+
+static int symm_seal(struct kg_comm *comm, struct kg_error *err)
+{
+    const struct symm_said said = {.op = SYMM_BARRIER, .count = comm->symm_used};
+
+    if (comm->sealed)
+        return kg_fail(err, KG_EINVAL, "comm-symmem: sealed twice");
+    comm->sealed = 1;
+    if (symm_meet_all(comm, 0, &said) != KG_OK)
+        return kg_fail(err, KG_EDEVICE,
+                       "comm-symmem: rank %u: ranks did not seal the same %llu "
+                       "symmetric bytes, or one is lost",
+                       comm->rank, (unsigned long long)comm->symm_used);
+    return KG_OK;
+}
+
+/* What every call checks, and its place in the dump. `elements`: what this rank gives. */
+static int begin(struct kg_comm *c, uint32_t channel, enum symm_op op, uint64_t bytes)
+{
+    if (channel >= c->n_channels || !c->sealed)
+        return KG_EINVAL;
+    if (symm_well(c) != KG_OK)
+        return KG_EDEVICE;
+    struct symm_meet *m = symm_meet_of(c, channel, c->rank);
+    atomic_store_explicit(&m->op, op, memory_order_relaxed);
+    atomic_fetch_add_explicit(&m->calls, 1, memory_order_relaxed);
+    if (c->host->cells != NULL) {
+        kg_add(&c->host->cells[SYMM_M_CALLS], 1);
+        kg_add(&c->host->cells[SYMM_M_BYTES], bytes);
+    }
+    return KG_OK;
+}
+
+static int run(struct kg_comm *c, enum symm_op op, const struct kg_coll *k, uint64_t blocks)
+{
+    uint64_t elements, bytes;
+
+    if (__builtin_mul_overflow(k->count, blocks, &elements) ||
+        __builtin_mul_overflow(elements, kg_dtype_bytes(k->dtype), &bytes) ||
+        bytes > (uint64_t)INT64_MAX || kg_dtype_bytes(k->dtype) == 0)
+        return KG_EINVAL;
+    if (k->count > 0 && (k->in == NULL || k->out == NULL))
+        return KG_EINVAL;
+    int rc = begin(c, k->channel, op, bytes);
+    if (rc != KG_OK || k->count == 0)
+        return rc;
+    return symm_run(c, op, k);
+}
+
+static int is_sum_type(uint32_t dtype)
+{
+    return dtype == KG_F32 || dtype == KG_BF16;
+}
+
+static int symm_all_reduce(struct kg_comm *comm, const struct kg_coll *c)
+{
+    return is_sum_type(c->dtype) ? run(comm, SYMM_ALL_REDUCE, c, 1) : KG_EINVAL;
+}
+
+static int symm_reduce_scatter(struct kg_comm *comm, const struct kg_coll *c)
+{
+    return is_sum_type(c->dtype) ? run(comm, SYMM_REDUCE_SCATTER, c, comm->world) : KG_EINVAL;
+}
+
+static int symm_all_gather(struct kg_comm *comm, const struct kg_coll *c)
+{
+    return run(comm, SYMM_ALL_GATHER, c, comm->world);
+}
+
+static int symm_all_to_all(struct kg_comm *comm, const struct kg_coll *c)
+{
+    for (uint32_t p = 0; c->counts != NULL && p < comm->world; p++) {
+        if (c->counts[p] > c->count)
+            return KG_EINVAL;
+    }
+    return run(comm, SYMM_ALL_TO_ALL, c, comm->world);
+}
+
+static int symm_broadcast(struct kg_comm *comm, const struct kg_coll *c)
+{
+    return c->root < comm->world ? run(comm, SYMM_BROADCAST, c, 1) : KG_EINVAL;
+}
+
+static int symm_barrier(struct kg_comm *comm, uint32_t channel)
+{
+    const struct symm_said said = {.op = SYMM_BARRIER};
+    int rc = begin(comm, channel, SYMM_BARRIER, 0);
+
+    return rc == KG_OK ? symm_meet_all(comm, channel, &said) : rc;
+}
+
+static int symm_poll(struct kg_comm *comm)
+{
+    struct pollfd p[SYMM_MAX_WORLD];
+
+    if (symm_well(comm) != KG_OK)
+        return KG_EDEVICE;
+    for (uint32_t r = 0; r < comm->world; r++)
+        p[r] = (struct pollfd){.fd = comm->pidfds[r], .events = POLLIN};
+    if (poll(p, comm->world, 0) <= 0)
+        return KG_OK;
+    for (uint32_t r = 0; r < comm->world; r++) {
+        if (p[r].revents & POLLIN)
+            return symm_lose(comm, SYMM_DIED, r);
+    }
+    return KG_OK;
+}
+
+static void symm_abort(struct kg_comm *comm)
+{
+    (void)symm_lose(comm, SYMM_ABORTED, comm->rank);
+}
+
+static const char *const op_names[SYMM_N_OPS] = {
+    "nothing", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "barrier"};
+static const char *const losses[] = {
+    [SYMM_WELL] = "well",
+    [SYMM_ABORTED] = "aborted by",
+    [SYMM_DIED] = "death of",
+    [SYMM_LEFT] = "early close of",
+    [SYMM_LATE] = "time-out waiting for",
+    [SYMM_DIFFER] = "a different call by",
+    [SYMM_CORRUPT] = "wrong bytes from",
+};
+
+/* Appends to text[n] at *at, cut at its end. */
+__attribute__((format(printf, 4, 5))) static void add(char *text, size_t n, size_t *at,
+                                                      const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    int k = vsnprintf(text + *at, n - *at, fmt, ap);
+    va_end(ap);
+    if (k > 0)
+        *at = (size_t)k < n - *at ? *at + (size_t)k : n - 1;
+}
+
+static size_t symm_dump(struct kg_comm *comm, char *text, size_t n)
+{
+    uint32_t lost = atomic_load(&comm->head->lost);
+    size_t at = 0;
+
+    if (n == 0)
+        return 0;
+    text[0] = '\0';
+    if (lost != 0)
+        add(text, n, &at, "lost: %s rank %u; ", losses[lost & 0xff], lost >> 8);
+    for (uint32_t r = 0; r < comm->world; r++) {
+        add(text, n, &at, "%srank %u:", r == 0 ? "" : "; ", r);
+        for (uint32_t ch = 0; ch < comm->n_channels; ch++) {
+            const struct symm_meet *m = symm_meet_of(comm, ch, r);
+            uint32_t op = atomic_load(&m->op);
+            add(text, n, &at, " channel %u %s, call %u, meeting %u%s", ch,
+                op_names[op < SYMM_N_OPS ? op : 0], atomic_load(&m->calls), atomic_load(&m->arrive),
+                ch + 1 < comm->n_channels ? "," : "");
+        }
+    }
+    return at;
+}
+
+static const struct kg_comm_ops ops = {
+    .size = sizeof(ops),
+    .open = symm_open,
+    .close = symm_close,
+    .alloc_symm = symm_alloc,
+    .seal = symm_seal,
+    .all_reduce = symm_all_reduce,
+    .reduce_scatter = symm_reduce_scatter,
+    .all_gather = symm_all_gather,
+    .all_to_all = symm_all_to_all,
+    .broadcast = symm_broadcast,
+    .barrier = symm_barrier,
+    .poll = symm_poll,
+    .abort = symm_abort,
+    .progress_dump = symm_dump,
+};
+
+static const struct kg_plugin plugin = {
+    .magic = KG_ABI_MAGIC,
+    .kind = KG_KIND_COMM,
+    .size = sizeof(plugin),
+    .major = KG_COMM_MAJOR,
+    .minor = KG_COMM_MINOR,
+    .name = "symmem",
+    .version = KG_VERSION,
+    .summary = "symmetric memory: push, one-shot and two-shot over shared host memory",
+    .caps = KG_COMM_CAP_FIXED_ORDER | KG_COMM_CAP_HOST,
+    .opts = options,
+    .conf_size = sizeof(struct symm_conf),
+    .metrics = metrics,
+    .ops = &ops,
+};
+
+KG_EXPORT kg_plugin_entry_fn kg_plugin_entry;
+
+const struct kg_plugin *kg_plugin_entry(void)
+{
+    return &plugin;
+}
