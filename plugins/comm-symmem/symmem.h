@@ -13,8 +13,8 @@
  * k - 1 may be overwritten in k + 1. That is why everything lies there twice, by the piece's
  * parity, and no collective needs a barrier behind it.
  */
-#ifndef KEDGE_COMM_SYMMEM_H
-#define KEDGE_COMM_SYMMEM_H
+#ifndef KEDGE_COMM_SYMMEM_SYMMEM_H
+#define KEDGE_COMM_SYMMEM_SYMMEM_H
 
 #include <kedge/comm.h>
 #include <stdatomic.h>
