@@ -1,0 +1,22 @@
+/* Random collectives of every kind and size, each checked against numbers computed here. */
+#ifndef KEDGE_TESTS_CONFORMANCE_COMM_STORM_H
+#define KEDGE_TESTS_CONFORMANCE_COMM_STORM_H
+
+#include <kedge/comm.h>
+
+#define STORM_SYMM (8u << 20) /* symmetric bytes a storm needs */
+#define STORM_CHANNELS 2
+
+struct storm {
+    const struct kg_comm_ops *ops;
+    struct kg_comm *comm; /* open, not sealed; STORM_SYMM bytes, STORM_CHANNELS channels */
+    uint32_t rank, world;
+    uint64_t seed;  /* equal on all ranks: what is called and with what */
+    uint64_t calls; /* how many */
+    char *fault;    /* [300] what was wrong first */
+};
+
+/* Seals and calls; KG_OK, the first bad result of a call, or KG_EIO for a wrong element (fault). */
+int storm_run(struct storm *s);
+
+#endif
