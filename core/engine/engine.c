@@ -226,7 +226,7 @@ static int init(struct kg_engine *e, struct kg_error *err)
         return rc;
     }
     if (alloc_all(e) != KG_OK || kg_stats_create(e) != KG_OK || kg_port_create(e) != KG_OK ||
-        kg_window_create(e) != KG_OK) {
+        kg_window_create(e) != KG_OK || kg_picture_create(e) != KG_OK) {
         return kg_fail(err, KG_ENOMEM, "no memory for an engine of %u sequences, %u requests",
                        e->conf.max_seqs, e->conf.max_requests);
     }
@@ -302,6 +302,7 @@ void kg_engine_destroy(struct kg_engine *engine)
     kg_tier_destroy(engine);
     kg_port_destroy(engine);
     kg_stats_destroy(engine);
+    kg_picture_destroy(engine);
     kg_window_destroy(engine);
     free_all(engine);
     free(engine);
@@ -406,6 +407,7 @@ int kg_engine_step(struct kg_engine *engine, struct kg_error *err)
     if (engine->stats.steps != steps) {
         engine->stats.overhead_ns_sum += kg_engine_tick(engine) - t0 - engine->exec_ns;
     }
+    kg_picture_step(engine, engine->stats.steps != steps);
     kg_stats_publish(engine, engine->parts.exec_ops->now(engine->parts.exec));
     if (atomic_load_explicit(&engine->lost, memory_order_relaxed)) {
         kg_req_end_all(engine, KG_FINISH_ERROR, KG_EDEVICE, engine->error.text);

@@ -284,9 +284,64 @@ struct kg_engine_stats {
     uint32_t n_evictable[KG_N_KINDS];           /* of those, not in use */
     uint64_t ghost_bytes;                       /* of ghosts, host memory */
     uint64_t shared_pages; /* computed, and given back for equal ones that others had cached */
-    uint32_t lost;         /* 1: the backend is gone, every request ends with KG_EDEVICE */
-    uint32_t reserved;     /* 0 */
+    uint64_t pictures, picture_ns_sum; /* made for kg_engine_picture; time of the engine's thread */
+    uint64_t picture_ns_max;           /* most of it that came after one step */
+    uint32_t lost;     /* 1: the backend is gone, every request ends with KG_EDEVICE */
+    uint32_t reserved; /* 0 */
     struct kg_pool_bytes bytes;
+};
+
+/* --- A picture of the engine, for people --- */
+
+#define KG_PICTURE_BINS 512   /* parts of the arena, at most */
+#define KG_PICTURE_RUNNING 64 /* requests listed, at most */
+#define KG_PICTURE_WAITING 32
+
+/* As kg_pool_bytes; padding of a unit counts where the unit lies. */
+enum kg_picture_class {
+    KG_PICTURE_LIVE_PAGE,
+    KG_PICTURE_LIVE_STATE,
+    KG_PICTURE_CACHED_PAGE,
+    KG_PICTURE_CACHED_STATE,
+    KG_PICTURE_PINNED,
+    KG_PICTURE_HOLES,
+    KG_PICTURE_GAP,
+    KG_PICTURE_PADDING,
+    KG_N_PICTURE_CLASSES,
+};
+
+enum kg_picture_state { KG_PICTURE_WAITS, KG_PICTURE_PREFILLS, KG_PICTURE_DECODES };
+
+/* A request in numbers: nothing of its text. */
+struct kg_picture_req {
+    uint64_t serial;                         /* of arrival, from 1 */
+    uint64_t arrival_ns;                     /* backend clock */
+    uint32_t n_prompt, n_output, max_tokens; /* tokens: prompt, said so far, said at most */
+    uint32_t n_computed;                     /* tokens in pages and state */
+    uint32_t n_pages, n_preempted;
+    uint32_t state;                             /* enum kg_picture_state */
+    uint32_t paused;                            /* 1: for a slow reader */
+    uint32_t short_of;                          /* waits: 1 + the kind that was short, 0 none */
+    uint32_t hit_page_tokens, hit_state_tokens; /* waits: what it would find; else what it found */
+    uint32_t reserved;                          /* 0 */
+};
+
+struct kg_picture {
+    uint64_t serial;                /* of pictures, from 1 */
+    uint64_t taken_ns;              /* backend clock, when it was complete */
+    uint64_t first_step, last_step; /* steps run when the walk began and ended */
+    uint64_t n_entries;             /* table entries looked at */
+    /* Bin i is bytes i * bin_bytes .. of the arena; the last one may be shorter. Bytes by class in
+     * each; with first_step == last_step they are kg_pool_bytes of that moment to the byte, else
+     * parts of them are a few steps older than others. n_bins 0: the pool does not say (it lacks
+     * the op `classes`). */
+    uint64_t bin_bytes;
+    uint32_t n_bins;
+    uint32_t n_running, n_waiting;                  /* rows below; oldest first */
+    uint32_t n_decoding, n_prefilling;              /* sequences of the last step */
+    uint32_t decode_rows, draft_rows, prefill_rows; /* rows of the last step */
+    struct kg_picture_req running[KG_PICTURE_RUNNING], waiting[KG_PICTURE_WAITING];
+    uint64_t bins[KG_N_PICTURE_CLASSES][KG_PICTURE_BINS];
 };
 
 /* Opens the pool, binds the backend, sizes everything for conf. Nothing runs yet.
@@ -361,6 +416,12 @@ KG_CHECKED int kg_engine_hand_over(struct kg_engine *from, struct kg_engine *to,
                                    struct kg_error *err);
 
 /* --- Any thread --- */
+
+/* Asks for a new picture: the engine makes it between its next steps, at once when it is idle. */
+void kg_engine_picture_ask(struct kg_engine *engine);
+/* The last picture made. KG_ENOENT: there is none yet. KG_EAGAIN: a new one came while it was read,
+ * again and again. */
+int kg_engine_picture(const struct kg_engine *engine, struct kg_picture *picture);
 
 void kg_engine_stats(const struct kg_engine *engine, struct kg_engine_stats *stats);
 /* What backend and pool said at start. Owned by the engine, constant. */

@@ -304,6 +304,7 @@ struct kg_engine {
     struct kg_error error; /* why the backend was lost */
     struct kg_engine_stats stats;
     _Atomic uint64_t *published; /* stats as words, then the clock */
+    struct kg_painter *painter;  /* picture.c */
 };
 
 /* Pages that hold n tokens. */
@@ -527,6 +528,13 @@ void kg_port_flush(struct kg_engine *e);
 int kg_stats_create(struct kg_engine *e);
 void kg_stats_destroy(struct kg_engine *e);
 void kg_stats_publish(struct kg_engine *e, uint64_t now_ns);
+
+/* --- picture.c: what people look at --- */
+
+int kg_picture_create(struct kg_engine *e);
+void kg_picture_destroy(struct kg_engine *e);
+/* After a step. busy = 0: nothing ran in it. */
+void kg_picture_step(struct kg_engine *e, int busy);
 
 /* --- engine.c --- */
 
