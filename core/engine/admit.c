@@ -170,6 +170,38 @@ void kg_adm_give(struct kg_engine *e, uint32_t kind, const uint32_t *ids, uint32
 }
 
 /*
+ * A hole is room for its own kind at once, and for the other only when units have been moved.
+ * Moving more than is missing is a loss: pages take what states left, and the next states have to
+ * buy it back, thirty moves each (pools.md has the figures). So while nothing runs, only a kind
+ * that would get not one unit without a move is helped to one.
+ */
+int kg_adm_tidy(struct kg_engine *e)
+{
+    const struct kg_pool_ops *p = e->parts.pool_ops;
+    uint64_t budget = e->stats.moved_bytes + e->layout.unit_bytes[KG_STATE];
+    uint64_t before = e->stats.moves;
+    struct kg_pool_bytes bytes;
+    uint64_t gap;
+
+    if (!(e->layout.caps & KG_POOL_CAP_MOVES) || !KG_HAS(p, struct kg_pool_ops, loose)) {
+        return 0;
+    }
+    p->bytes(e->pool, &bytes);
+    do {
+        gap = bytes.gap;
+        if (bytes.holes == 0 ||
+            (p->loose(e->pool, KG_PAGE) > 0 && p->loose(e->pool, KG_STATE) > 0) ||
+            p->compact(e->pool, 1) <= 0) {
+            break;
+        }
+        kg_adm_sync(e);
+        p->bytes(e->pool, &bytes);
+    } while (bytes.gap > gap && e->stats.moved_bytes < budget);
+    e->stats.idle_moves += e->stats.moves - before;
+    return bytes.gap > gap;
+}
+
+/*
  * Under one budget for both kinds, bytes that change from one kind to the other are paid for in
  * moves: a state's room in the pages' part is some thirty pages that lie scattered. So a kind is
  * asked for its own room first where that loses nothing worth having: pages that nobody could

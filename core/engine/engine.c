@@ -341,16 +341,21 @@ static void check_all(struct kg_engine *e)
     }
 }
 
-/* Nothing ran: virtual time moves on to the next deadline. */
-static void idle(struct kg_engine *e)
+/* Nothing ran: memory is put in order, then virtual time moves on to the next deadline. 1: call
+ * again. */
+static int idle(struct kg_engine *e)
 {
     uint64_t deadline = kg_req_deadline(e);
 
+    if (kg_adm_tidy(e)) {
+        return 1;
+    }
     if (deadline != UINT64_MAX && (e->desc.caps & KG_EXEC_CAP_VIRTUAL)) {
         deadline = deadline < e->horizon_ns ? deadline : e->horizon_ns;
         e->parts.exec_ops->advance(e->parts.exec, deadline);
         e->moved_clock = 1;
     }
+    return 0;
 }
 
 static int run_step(struct kg_engine *e)
@@ -364,6 +369,10 @@ static int run_step(struct kg_engine *e)
     }
     changed += kg_req_timeouts(e, e->parts.exec_ops->now(e->parts.exec));
     if (e->n_live == 0) {
+        changed = changed == 0 ? idle(e) : changed;
+        if (e->conf.debug && changed > 0) {
+            check_all(e);
+        }
         return changed;
     }
     e->step++;
@@ -378,7 +387,7 @@ static int run_step(struct kg_engine *e)
     changed += e->n_put_off > 0;       /* behind those put off others may be let in */
     if (e->n_picks == 0) {
         if (changed == 0) {
-            idle(e);
+            changed = idle(e);
         }
     } else {
         changed++;

@@ -274,6 +274,7 @@ struct kg_engine_stats {
     struct kg_spec_count spec;
     uint64_t draft_ns_sum, commit_ns_sum; /* of step_ns_sum, as far as the backend says */
     uint64_t preemptions, moves, moved_bytes;
+    uint64_t idle_moves; /* of moves: while nothing ran, so that no step has to */
     uint64_t finished[8];   /* by enum kg_finish */
     uint64_t plans_dropped; /* scheduler plans that broke a rule */
     uint64_t drafts_failed, nan_rows;

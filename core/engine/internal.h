@@ -383,6 +383,9 @@ void kg_adm_sync(struct kg_engine *e);
 /* Gives units back in stream order; poisoned in debug runs or when asked. */
 void kg_adm_give(struct kg_engine *e, uint32_t kind, const uint32_t *ids, uint32_t n,
                  uint32_t poison);
+/* Nothing runs: moves units out of the way of the other kind, at most the bytes of a state a call;
+ * 1 when that made room. */
+int kg_adm_tidy(struct kg_engine *e);
 /* Counts an output length for lifetime = expected. */
 void kg_adm_observe(struct kg_engine *e, uint64_t tenant, uint32_t n_output);
 /* Test hooks: forced preemption and relocation before a plan; ballast given back. */

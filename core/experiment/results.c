@@ -291,14 +291,14 @@ static void put_memory(struct kg_buf *b, const struct kg_replay_result *r)
         (void)kg_buf_printf(b, ",\"%s\":{\"mean\":%.0f,\"max\":%llu}", class_words[k], mean,
                             ULL(r->bytes[k].max));
     }
-    (void)kg_buf_printf(b,
-                        "},\"evictions\":{\"pages\":%llu,\"states\":%llu},\"relocations\":{"
-                        "\"moves\":%llu,\"bytes\":%llu},\"checkpoints\":{\"written\":%llu,"
-                        "\"unused\":%llu,\"skipped\":%llu,\"pruned\":%llu}",
-                        ULL(r->stats.evicted[KG_PAGE]), ULL(r->stats.evicted[KG_STATE]),
-                        ULL(r->stats.moves), ULL(r->stats.moved_bytes), ULL(r->stats.ckpt_written),
-                        ULL(r->stats.ckpt_unused), ULL(r->stats.ckpt_skipped),
-                        ULL(r->stats.ckpt_pruned));
+    (void)kg_buf_printf(
+        b,
+        "},\"evictions\":{\"pages\":%llu,\"states\":%llu},\"relocations\":{"
+        "\"moves\":%llu,\"idle_moves\":%llu,\"bytes\":%llu},\"checkpoints\":{\"written\":%llu,"
+        "\"unused\":%llu,\"skipped\":%llu,\"pruned\":%llu}",
+        ULL(r->stats.evicted[KG_PAGE]), ULL(r->stats.evicted[KG_STATE]), ULL(r->stats.moves),
+        ULL(r->stats.idle_moves), ULL(r->stats.moved_bytes), ULL(r->stats.ckpt_written),
+        ULL(r->stats.ckpt_unused), ULL(r->stats.ckpt_skipped), ULL(r->stats.ckpt_pruned));
     if (r->stats.tier_limit > 0) {
         (void)kg_buf_printf(
             b,
@@ -433,10 +433,10 @@ int kg_results_text(const struct kg_replay_result *result, const struct kg_resul
                         ULL(result->stats.ckpt_pruned));
     (void)kg_buf_printf(b,
                         "evicted      %llu pages, %llu states; %llu preemptions; %llu units moved, "
-                        "%.1f MiB\n",
+                        "%llu of them while nothing ran, %.1f MiB\n",
                         ULL(result->stats.evicted[KG_PAGE]), ULL(result->stats.evicted[KG_STATE]),
                         ULL(s->preemptions), ULL(result->stats.moves),
-                        (double)result->stats.moved_bytes / 1048576);
+                        ULL(result->stats.idle_moves), (double)result->stats.moved_bytes / 1048576);
     if (result->stats.tier_limit > 0) {
         const struct kg_engine_stats *t = &result->stats;
         (void)kg_buf_printf(

@@ -210,6 +210,8 @@ static void put_engine(struct kg_serve *s, struct kg_buf *b, const struct kg_eng
     put(s, b, "kedge:moves_total", KG_COUNTER, "Units the pool moved.", (double)st->moves);
     put(s, b, "kedge:moved_bytes_total", KG_COUNTER, "Bytes the pool moved.",
         (double)st->moved_bytes);
+    put(s, b, "kedge:idle_moves_total", KG_COUNTER, "Units the pool moved while nothing ran.",
+        (double)st->idle_moves);
     put(s, b, "kedge:plans_dropped_total", KG_COUNTER, "Scheduler plans that broke a rule.",
         (double)st->plans_dropped);
 }
