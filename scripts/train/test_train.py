@@ -373,6 +373,29 @@ class Exported(unittest.TestCase):
             self.assertLess(float((self.model.logits(h, prev)[-1] - get("logits_last")).abs().max()),
                             1e-3)
 
+    def rows_of(self, name, layers=0, tokens=0, at=0):
+        """Hidden rows of a fixture's blocks but the first, with a mistake: taps so many layers later,
+        each token with the features of the one so many before it, blocks so many positions later."""
+        ids = self.fixed[name + ".ids"].long().unsqueeze(0)
+        n, anchors = ids.shape[1], self.fixed[name + ".anchors"].long()[1:]
+        last = self.cfg["target_num_hidden_layers"] - 2
+        _, taps = self.target.forward(ids, [min(i + layers, last)
+                                            for i in self.cfg["target_layer_ids"]])
+        taps = torch.cat([taps[:, :tokens], taps[:, :n - tokens]], 1)
+        ctx = self.model.context(taps, torch.arange(n).unsqueeze(0))
+        allowed = (torch.arange(n) < anchors.unsqueeze(1)).unsqueeze(0)
+        return self.model.block(ctx, allowed, ids[:, anchors], anchors.unsqueeze(0) + at)[0]
+
+    def test_a_shift_by_one_of_taps_positions_or_rows_is_far_from_the_fixtures(self):
+        for name in ("fiction", "code", "json"):
+            want = self.fixed[name + ".hidden"][1:]
+            off = lambda **how: float((self.rows_of(name, **how) - want).abs().max())
+            self.assertLess(off(), 2e-4)
+            for how in ({"layers": -1}, {"layers": 1}, {"tokens": 1}, {"at": -1}, {"at": 1}):
+                self.assertGreater(off(**how), 0.1, (name, how))
+            rows = self.rows_of(name)
+            self.assertGreater(float((rows[:, 1:] - want[:, :-1]).abs().max()), 0.1)
+
     def test_rounds_of_the_transcripts_are_reproduced(self):
         for text in self.texts:
             ids = text["prompt"] + text["greedy"]
