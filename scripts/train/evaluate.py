@@ -1,13 +1,14 @@
 #!/usr/bin/python3
 """Acceptance of a drafter on held-out texts of the target, by domain and rule, and calibration.
 
-    evaluate.py --run RUN --name draft [--split test|calib] [--at 0,0.8] [--limit 40]
+    evaluate.py --run RUN --name draft [--split test|calib] [--at 0,0.8] [--limit 40[,40]]
         [--exported DIR] [--fit | --calibrated RUN/NAME.calib.json] [--again]
 
 Texts: RUN's answers of that split at temperature 0 (rule greedy) and at the others of --at (rules
 coupled, rejection, block; several are one pool). For every position of an answer the drafter makes a
-block, and the rounds that decoding would take are walked (accept.py). Writes RUN/NAME.SPLIT.json, or
-NAME.SPLIT.AT.json where --at is given, and prints tables.
+block, and the rounds that decoding would take are walked (accept.py). Rounds are told apart by domain,
+and by the target's own uncertainty over the block: the mean entropy of its distributions there. Writes
+RUN/NAME.SPLIT.json, or NAME.SPLIT.AT.json where --at is given, and prints tables.
 """
 import argparse
 import json
@@ -25,6 +26,7 @@ import prepare
 import target as target_module
 import tensors
 
+BANDS = (0.0, 0.5, 1.0, 2.0, 3.0)      # nats, lower ends
 CLASSES = ("greedy", "coupled", "rejection", "block")
 
 
@@ -52,8 +54,8 @@ def blocks(model, seq, anchors):
 
 @torch.no_grad()
 def judge(model, target, seq, rng):
-    """Everything about one text: per anchor and row z, what each rule keeps, and for every fourth
-    anchor 1 - TV."""
+    """Everything about one text: per anchor and row z, what each rule keeps, per anchor the mean
+    entropy of the target over its block, and for every fourth anchor 1 - TV."""
     ids, n, g = seq["ids"], len(seq["ids"]), model.gamma
     begin, t = seq["prompt"], seq["temperature"]
     anchors = list(range(begin, n - 1))
@@ -77,8 +79,11 @@ def judge(model, target, seq, rng):
         keep["coupled"] = (pick == label).numpy()
         again = (x[begin - 1:n - 1].double() / t + g_noise[begin:n]).argmax(-1).numpy()
         agree, scale = again == np.array(ids[begin:]), t
+    logp = (x / scale).log_softmax(-1)
+    entropy = -(logp.exp() * logp).sum(-1)
+    out["entropy"] = ((entropy[row] * valid).sum(1) / valid.sum(1)).numpy()
     if t > 0:
-        logp, logq = (x / scale).log_softmax(-1), (u / scale).log_softmax(-1)
+        logq = (u / scale).log_softmax(-1)
         py = logp[row].gather(2, label.unsqueeze(2)).squeeze(2).exp().double().numpy()
         qy = logq.gather(2, label.unsqueeze(2)).squeeze(2).exp().double().numpy()
         draw = rng.random(py.shape)
@@ -92,13 +97,14 @@ def judge(model, target, seq, rng):
 
 
 def rounds_of(judged, seq, rule, gamma):
-    """-> z [R, g], kept [R], room [R] of the rounds walked"""
+    """-> z [R, g], kept [R], room [R], entropy [R] of the rounds walked"""
     begin, n = seq["prompt"], len(seq["ids"])
     keep = np.zeros((n, gamma), bool)
     keep[begin:n - 1] = judged["keep"][rule] & judged["valid"]
     rounds = accept.walk(keep, begin, n, gamma)
     at = [r[0] - begin for r in rounds]
-    return judged["z"][at], np.array([r[2] for r in rounds]), np.array([r[1] for r in rounds])
+    return (judged["z"][at], np.array([r[2] for r in rounds]), np.array([r[1] for r in rounds]),
+            judged["entropy"][at])
 
 
 def by_position(kept, room, gamma):
@@ -133,7 +139,7 @@ def main():
     ap.add_argument("--model", default="tests/models/k3-tiny")
     ap.add_argument("--split", default="test")
     ap.add_argument("--at", default="", help="temperatures, default 0,0.8")
-    ap.add_argument("--limit", type=int, default=40, help="texts per domain and temperature")
+    ap.add_argument("--limit", default="40", help="texts per domain, one number for each of --at")
     ap.add_argument("--fit", action="store_true", help="also fit temperatures and biases")
     ap.add_argument("--calibrated", default="", help="the file an evaluation with --fit wrote")
     ap.add_argument("--again", action="store_true", help="tables of the last run's rounds")
@@ -156,6 +162,22 @@ def written(args):
     return os.path.join(args.run, "%s.%s%s" % (args.name, args.split, "." + args.at if args.at else ""))
 
 
+def limits(args):
+    """-> (temperature, texts) pairs"""
+    at, most = (args.at or "0,0.8").split(","), args.limit.split(",")
+    return [(float(t), int(n)) for t, n in zip(at, most * len(at) if len(most) == 1 else most)]
+
+
+def by_entropy(kept, room, entropy):
+    """Rounds of whole blocks in each band of entropy, and their tokens a round."""
+    whole, out = room == room.max(), []
+    for low, high in zip(BANDS, BANDS[1:] + (np.inf,)):
+        use = whole & (entropy >= low) & (entropy < high)
+        out.append({"from": low, "rounds": int(use.sum()),
+                    "tokens_per_round": float(kept[use].mean() + 1) if use.any() else float("nan")})
+    return out
+
+
 def judge_all(args, target, model):
     """-> rounds by (domain, rule), equality of picks, lengths expected from 1 - TV by domain"""
     g = model.gamma
@@ -163,11 +185,10 @@ def judge_all(args, target, model):
     rng = np.random.default_rng(11)
     found, agree, offline = {}, [], {}
     for domain in ("fiction", "code", "json"):
-        for t in [float(x) for x in (args.at or "0,0.8").split(",")]:
+        for t, most in limits(args):
             rules = CLASSES[1:] if t > 0 else CLASSES[:1]
             part = [r for r in rows if r["domain"] == domain and r["temperature"] == t]
-            limit = args.limit * (3 if domain == "json" else 1)
-            part = sorted(part[:limit], key=lambda r: len(r["ids"]))
+            part = sorted(part[:most * (3 if domain == "json" else 1)], key=lambda r: len(r["ids"]))
             prepare.run_target(target, part, model.cfg["target_layer_ids"])
             for seq in part:
                 judged = judge(model, target, seq, rng)
@@ -188,7 +209,7 @@ def tabulate(args, model, found, agree, offline):
     print("target's picks equal to the server's: %.5f of %d" % (report["same_pick"], report["picks"]))
     for domain, x in offline.items():
         report["offline_tau"][domain] = 1 + float(np.concatenate(x).mean())
-    join = lambda keys: [np.concatenate([r[i] for k in keys for r in found[k]]) for i in range(3)]
+    join = lambda keys: [np.concatenate([r[i] for k in keys for r in found[k]]) for i in range(4)]
     temps = dict(model.cfg.get("sts_temperatures", {}))
     biases = dict(model.cfg.get("sts_biases", {}))
     if args.calibrated:
@@ -200,11 +221,12 @@ def tabulate(args, model, found, agree, offline):
         if not keys:
             continue
         if args.fit:
-            temps[rule], biases[rule] = accept.fit(*join(keys))
+            temps[rule], biases[rule] = accept.fit(*join(keys)[:3])
         for key in keys + [("all", rule)]:
-            z, kept, room = join(keys if key[0] == "all" else [key])
+            z, kept, room, entropy = join(keys if key[0] == "all" else [key])
             entry = {"rounds": len(kept), "tokens_per_round": float(np.minimum(kept + 1, room).mean()),
-                     "by_position": by_position(kept, room, g),
+                     "by_position": by_position(kept, room, g), "entropy": float(entropy.mean()),
+                     "by_entropy": by_entropy(kept, room, entropy),
                      "raw": calibration(z, kept, room, [1.0] * g, [0.0] * g)}
             if rule in temps:
                 entry["scaled"] = calibration(z, kept, room, temps[rule],

@@ -45,6 +45,17 @@ def main():
             row(domain, rule, "%.3f" % raw["ece"], "%.3f" % now["ece"], "%.2f" % now["auc"],
                 "%.2f" % raw["predicted"], "%.2f" % now["predicted"], "%.2f" % now["observed"],
                 "%.3f" % (now["predicted"] / now["observed"]))
+    print("\nRounds of whole blocks by the mean entropy, in nats, of the target's distributions over the"
+          " block: tokens a\nround (rounds). And the mean over all rounds:\n")
+    bands = [b["from"] for b in rules["all/" + present[0]]["by_entropy"]]
+    names = ["%g to %g" % b for b in zip(bands, bands[1:])] + ["%g and more" % bands[-1]]
+    row("text", "rule", *names, "mean entropy")
+    row(*["---"] * (3 + len(bands)))
+    for domain in DOMAINS:
+        for rule in present:
+            e = rules["%s/%s" % (domain, rule)]
+            row(domain, rule, *["%.2f (%d)" % (b["tokens_per_round"], b["rounds"]) if b["rounds"] > 9
+                                else "." for b in e["by_entropy"]], "%.2f" % e["entropy"])
     print("\nTeacher-forced tau of sampled text over all positions against tokens a round of the walk"
           " (rejection):\n")
     row("text", "tau", "walk")

@@ -17,6 +17,7 @@ except ImportError as e:
 import accept
 import data
 import drafter as drafter_module
+import evaluate
 import target as target_module
 import tensors
 import train
@@ -304,6 +305,21 @@ class Acceptance(unittest.TestCase):
         self.assertLess(abs(biases[0] + 1.0), 0.2)
         self.assertLess(biases[1], -3.0)
         self.assertEqual((temps[2], biases[2]), (temps[1], biases[1]))
+
+
+class Tables(unittest.TestCase):
+    def test_rounds_are_sorted_by_entropy_and_short_ones_left_out(self):
+        kept, room = np.array([7, 5, 1, 0, 2]), np.array([7, 7, 7, 7, 3])
+        bands = evaluate.by_entropy(kept, room, np.array([0.1, 0.5, 3.5, 9.0, 0.2]))
+        self.assertEqual([b["rounds"] for b in bands], [1, 1, 0, 0, 2])
+        self.assertEqual([b["tokens_per_round"] for b in bands if b["rounds"]], [8.0, 6.0, 1.5])
+
+    def test_each_temperature_has_its_limit(self):
+        class Args:
+            at, limit = "0,0.8,1", "3"
+        self.assertEqual(evaluate.limits(Args), [(0.0, 3), (0.8, 3), (1.0, 3)])
+        Args.limit = "3,2,1"
+        self.assertEqual(evaluate.limits(Args), [(0.0, 3), (0.8, 2), (1.0, 1)])
 
 
 class Files(unittest.TestCase):
