@@ -7,9 +7,8 @@
 /* Of the plugin, or for one that may take its place. */
 uint64_t kg_check_draft_rows(const struct kg_check *k)
 {
-    const struct kg_engine_parts *p = &k->stack->parts;
     const struct kg_engine_conf *e = &k->stack->conf->engine;
-    uint32_t block = p->spec_ops->block(p->spec), most = e->max_draft;
+    uint32_t block = kg_stack_block(k->stack), most = e->max_draft;
 
     most = k->stack->desc.caps & KG_EXEC_CAP_VERIFY ? most : 0;
     most = most < k->stack->desc.max_draft ? most : k->stack->desc.max_draft;
@@ -113,18 +112,25 @@ static void warn_promises(struct kg_check *k)
     const uint64_t all =
         KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK | KG_EXEC_CAP_INVARIANT_PATH;
     struct kg_buf *w = &k->warnings;
+    uint64_t caps = 0;
+    uint32_t accept = KG_ACCEPT_COUPLED;
 
+    for (uint32_t i = 0; i < k->stack->n_specs; i++) {
+        uint32_t rule =
+            k->stack->conf->arms.n > 0 ? k->stack->arms[i].accept : k->stack->conf->engine.accept;
+        caps |= k->stack->arms[i].spec_caps;
+        accept = rule != KG_ACCEPT_COUPLED ? rule : accept;
+    }
     if ((k->stack->desc.caps & all) != all)
         (void)kg_buf_puts(w, "the backend does not promise equal bits whatever the batch, chunk "
                              "and path: comparisons of outputs rest on less\n");
     if ((k->stack->desc.caps & KG_EXEC_CAP_VIRTUAL) != 0)
         (void)kg_buf_puts(w, "the backend's clock is virtual: good for experiments, kedge serve "
                              "refuses it\n");
-    if ((k->stack->parts.spec_caps & KG_SPEC_CAP_COST) != 0 &&
-        strcmp(k->stack->conf->cost, "off") == 0)
+    if ((caps & KG_SPEC_CAP_COST) != 0 && strcmp(k->stack->conf->cost, "off") == 0)
         (void)kg_buf_puts(w, "speculation decides better when it knows what a step costs: "
                              "[engine] cost = measured\n");
-    if (k->stack->conf->engine.accept != KG_ACCEPT_COUPLED)
+    if (accept != KG_ACCEPT_COUPLED)
         (void)kg_buf_puts(w, "[spec] accept: at temperature above 0 an answer is equal to plain "
                              "decoding only in distribution; a seed does not repeat it\n");
 }

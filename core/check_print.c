@@ -232,11 +232,12 @@ static void text_rules(const struct kg_check *k, struct kg_buf *b)
         (void)kg_buf_printf(b, "%s, hooks: %s\n", k->stack->conf->lua_script, hooks);
     }
     put_line(b, "speculation");
-    if (k->stack->parts.spec_ops->block(k->stack->parts.spec) == 0)
+    if (k->stack->conf->arms.n > 0)
+        (void)kg_buf_puts(b, "by arm, see below\n");
+    else if (kg_stack_block(k->stack) == 0)
         (void)kg_buf_puts(b, "off\n");
     else
-        (void)kg_buf_printf(b, "up to %u drafts, accepted by %s\n",
-                            k->stack->parts.spec_ops->block(k->stack->parts.spec),
+        (void)kg_buf_printf(b, "up to %u drafts, accepted by %s\n", kg_stack_block(k->stack),
                             accept_promise(e->accept));
     text_rewind(k, b);
     put_line(b, "prefix");
@@ -245,6 +246,32 @@ static void text_rules(const struct kg_check *k, struct kg_buf *b)
     text_tier(k, b);
     put_line(b, "parallel");
     (void)kg_buf_puts(b, "one rank\n");
+}
+
+/* What the arms get and what they override. */
+static void text_arms(const struct kg_check *k, struct kg_buf *b)
+{
+    const struct kg_arms_conf *arms = &k->stack->conf->arms;
+
+    if (arms->n == 0)
+        return;
+    put_line(b, "arms");
+    (void)kg_buf_printf(b, "split by %s, seed %llu; prefixes %s\n", arms->field,
+                        (unsigned long long)arms->seed,
+                        arms->share_cache ? "shared by all arms" : "kept apart by arm");
+    for (uint32_t i = 0; i < arms->n; i++) {
+        const struct kg_engine_arm *a = &k->stack->arms[i];
+        const char *own = arms->arms[i].overrides;
+        uint32_t block = a->spec_ops->block(a->spec);
+        put_line(b, "");
+        (void)kg_buf_printf(b, "%s, %g %%: %s; spec %s", arms->arms[i].name, arms->arms[i].share,
+                            own[0] != '\0' ? own : "overrides nothing",
+                            kg_stack_spec(k->stack, i)->ref.plugin->name);
+        if (block > 0)
+            (void)kg_buf_printf(b, " with up to %u drafts, accepted by %s", block,
+                                accept_promise(a->accept));
+        (void)kg_buf_putc(b, '\n');
+    }
 }
 
 static void put_warnings(const struct kg_check *k, struct kg_buf *b)
@@ -267,6 +294,7 @@ void kg_check_text(const struct kg_check *check, struct kg_buf *b)
     text_size(check, b);
     kg_check_trace_text(check, b);
     text_rules(check, b);
+    text_arms(check, b);
     put_warnings(check, b);
 }
 
@@ -371,6 +399,32 @@ static void json_size(const struct kg_check *k, struct kg_buf *b)
     (void)kg_buf_putc(b, '}');
 }
 
+static void json_arms(const struct kg_check *k, struct kg_buf *b)
+{
+    const struct kg_arms_conf *arms = &k->stack->conf->arms;
+
+    if (arms->n == 0)
+        return;
+    (void)kg_buf_puts(b, ",\"arms\":{");
+    put_key(b, "field", arms->field);
+    put_num(b, "seed", arms->seed);
+    (void)kg_buf_printf(b, ",\"share_cache\":%s,\"arms\":[", arms->share_cache ? "true" : "false");
+    for (uint32_t i = 0; i < arms->n; i++) {
+        const struct kg_engine_arm *a = &k->stack->arms[i];
+        (void)kg_buf_puts(b, i > 0 ? ",{" : "{");
+        put_key(b, "name", arms->arms[i].name);
+        (void)kg_buf_puts(b, ",\"share\":");
+        (void)kg_buf_json_f64(b, arms->arms[i].share);
+        (void)kg_buf_putc(b, ',');
+        put_key(b, "overrides", arms->arms[i].overrides);
+        (void)kg_buf_putc(b, ',');
+        put_key(b, "spec", kg_stack_spec(k->stack, i)->ref.plugin->name);
+        put_num(b, "draft_block", a->spec_ops->block(a->spec));
+        (void)kg_buf_putc(b, '}');
+    }
+    (void)kg_buf_puts(b, "]}");
+}
+
 void kg_check_json(const struct kg_check *check, struct kg_buf *b)
 {
     const char *text = kg_buf_cstr(&check->warnings);
@@ -382,7 +436,7 @@ void kg_check_json(const struct kg_check *check, struct kg_buf *b)
     json_size(check, b);
     kg_check_trace_json(check, b);
     (void)kg_buf_printf(b, ",\"draft_block\":%u,\"prefix\":{\"enabled\":%s",
-                        check->stack->parts.spec_ops->block(check->stack->parts.spec),
+                        kg_stack_block(check->stack),
                         check->stack->conf->engine.prefix ? "true" : "false");
     (void)kg_buf_printf(b, ",\"checkpoint\":\"%s\"",
                         checkpoint_name(check->stack->conf->engine.checkpoint));
@@ -390,6 +444,7 @@ void kg_check_json(const struct kg_check *check, struct kg_buf *b)
     put_num(b, "ghost_bytes", check->stack->conf->engine.ghost_bytes);
     put_num(b, "state_price_tokens", state_price(check));
     (void)kg_buf_puts(b, "},\"ranks\":1");
+    json_arms(check, b);
     (void)kg_buf_puts(b, ",\"warnings\":[");
     while (*text != '\0') {
         size_t n = strcspn(text, "\n");

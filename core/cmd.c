@@ -198,3 +198,14 @@ int kg_cmd_real(const char *flag, const char *text, double lo, double hi, double
     *v = d;
     return -1;
 }
+
+int kg_cmd_no_arms(const struct kg_config *config, const char *command)
+{
+    if (kg_config_conf(config)->arms.n == 0)
+        return -1;
+    (void)fprintf(stderr,
+                  "kedge: %s: [arm NAME] sections split the requests of a server; here, compare "
+                  "two configurations with kedge ab\n",
+                  command);
+    return KG_EXIT_USAGE;
+}

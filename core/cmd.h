@@ -70,6 +70,10 @@ int kg_cmd_real(const char *flag, const char *text, double lo, double hi, double
  */
 int kg_cmd_config(const struct kg_cmd_line *line, struct kg_config **config);
 
+/* -1, or KG_EXIT_USAGE after saying that `command` knows no arms, when the configuration has some.
+ */
+int kg_cmd_no_arms(const struct kg_config *config, const char *command);
+
 /* Prints "kedge: TEXT" of an error on stderr; the exit status that fits its rc. */
 int kg_cmd_fail(const struct kg_error *err);
 

@@ -253,7 +253,9 @@ static int check_arms(struct ab *x)
             line.sets[line.n_sets++] = x->sets_b[k];
         }
         int rc = kg_cmd_config(&line, &config);
+        rc = rc < 0 ? kg_cmd_no_arms(config, "ab") : rc;
         if (rc >= 0) {
+            kg_config_destroy(config);
             (void)fprintf(stderr, "kedge: ab: that was arm %s\n", x->arms[i].what);
             return rc;
         }

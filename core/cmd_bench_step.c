@@ -67,7 +67,8 @@ int kg_bench_step_config(const struct kg_bench_step *b, uint32_t n, uint64_t con
     for (int i = 0; i < b->line->n_sets; i++) {
         line.sets[line.n_sets++] = b->line->sets[i];
     }
-    return kg_cmd_config(&line, config);
+    int rc = kg_cmd_config(&line, config);
+    return rc < 0 ? kg_cmd_no_arms(*config, "bench step") : rc;
 }
 
 /* n requests that decode until the bench is over. */

@@ -223,6 +223,7 @@ static int configure(struct replay *r, struct kg_config **config)
     const char *source;
 
     int rc = kg_cmd_config(&line, config);
+    rc = rc < 0 ? kg_cmd_no_arms(*config, "replay") : rc;
     if (rc >= 0) {
         return rc;
     }
@@ -268,6 +269,7 @@ static void arrive(void *ctx, struct kg_replay_arrival *a)
     const struct replay *r = ctx;
     const struct kg_serve_policy *p = &r->stack->hooks->serve;
     const struct kg_arrive_view view = {.tenant = a->tenant,
+                                        .arm = "",
                                         .user = "",
                                         .n_prompts = 1,
                                         .n = 1,

@@ -29,10 +29,10 @@ static void say_ready(const struct kg_serve *serve, int fd)
 
 /* --- /admin/plugins --- */
 
-static int swap(void *ctx, const char *sched, const char *spec, const char **field,
+static int swap(void *ctx, const struct kg_swap_names *names, const char **field,
                 struct kg_error *err)
 {
-    return kg_swapper_swap(ctx, sched, spec, field, err);
+    return kg_swapper_swap(ctx, names, field, err);
 }
 
 static void swapped(void *ctx)
@@ -58,6 +58,7 @@ static int serve_front(struct kg_front *f, int ready_fd, struct kg_error *err)
         .log = &f->stack->log,
         .policy = f->stack->hooks != NULL ? &f->stack->hooks->serve : NULL,
         .admin = &admin,
+        .arms = &f->stack->conf->arms,
     };
     struct kg_serve *serve = NULL;
     int rc;

@@ -232,6 +232,21 @@ static const char *line_fault(struct source *s, const char *line, size_t n)
     return fault;
 }
 
+/* An arm that overrides nothing may have an empty section; inih does not speak of those. */
+static void note_arm(struct source *s, const char *line, size_t n, const char *where)
+{
+    const char *end = memchr(line, ']', n);
+    char section[NAME_MAX_BYTES + 1];
+
+    if (n == 0 || line[0] != '[' || end == NULL || end - line - 1 > NAME_MAX_BYTES)
+        return;
+    memcpy(section, line + 1, (size_t)(end - line) - 1);
+    section[end - line - 1] = '\0';
+    if (kg_config_is_arm(section) && kg_config_find(s->config, section, "") == NULL &&
+        add_entry(s->config, section, "", "", where, false) != KG_OK)
+        kg_config_blame(s->config, where, "out of memory");
+}
+
 /* fgets for inih: one checked line, or an empty one in place of a faulty one. */
 static char *read_line(char *out, int num, void *stream)
 {
@@ -248,11 +263,12 @@ static char *read_line(char *out, int num, void *stream)
     const char *fault = line_fault(s, line, len);
     if (fault == NULL && (int)len + 2 > num)
         fault = "line too long for this build of inih";
+    (void)snprintf(where, sizeof(where), "%s:%d", s->name, s->line);
     if (fault != NULL) {
-        (void)snprintf(where, sizeof(where), "%s:%d", s->name, s->line);
         kg_config_blame(s->config, where, "%s", fault);
         len = 0;
     }
+    note_arm(s, line, len, where);
     memcpy(out, line, len);
     out[len] = '\n';
     out[len + 1] = '\0';

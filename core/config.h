@@ -14,6 +14,7 @@
 #include "engine/cost.h"
 #include "engine/engine.h"
 #include "plugin.h"
+#include "serve/arms.h"
 #include "serve/conf.h"
 
 /* Everything but the sections of plugins. Strings live as long as the configuration. */
@@ -32,6 +33,9 @@ struct kg_conf {
     uint64_t lua_instructions, lua_arrive_us, lua_step_us;
     uint32_t log_level; /* enum kg_log_level */
     const char *log_modules;
+    struct kg_arms_conf arms;
+    /* [arms.n] what holds for an arm in the engine, but for its speculation */
+    struct kg_engine_arm arm_rules[KG_MAX_ARMS];
 };
 
 /* One section of core options. A list ends with a row whose name is NULL. */
@@ -42,6 +46,9 @@ struct kg_section {
     const char *doc;
 };
 extern const struct kg_section kg_conf_sections[];
+/* Rows of [arm NAME] itself; they fill a struct kg_serve_arm. Beside them an arm may have the rows
+ * above that are marked KG_OPT_ARM, and those of its speculation plugin that are. */
+extern const struct kg_opt kg_arm_rows[];
 
 /* A plugin the configuration chose, verified, with its options. */
 struct kg_choice {
@@ -76,6 +83,12 @@ const char *kg_config_warnings(const struct kg_config *config);
 const struct kg_conf *kg_config_conf(const struct kg_config *config);
 /* The choice of a kind; its ref.plugin is NULL for tier = off. */
 const struct kg_choice *kg_config_choice(const struct kg_config *config, uint32_t kind);
+/* The speculation of an arm, with the arm's options. */
+const struct kg_choice *kg_config_arm_choice(const struct kg_config *config, uint32_t arm);
+/* Another one for it: options of the plugin's section, then those of the arm that it has. As
+ * kg_config_plugin. */
+KG_CHECKED int kg_config_arm_plugin(struct kg_config *config, uint32_t arm, const char *name,
+                                    struct kg_choice *choice, struct kg_error *err);
 /* One more plugin of a kind by its name, with the options of its section, which were checked by
  * finish; owned by the configuration, one copy a call. KG_ENOENT, KG_EABI, KG_ECONFIG, KG_ENOMEM.
  */

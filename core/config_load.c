@@ -32,13 +32,14 @@ static void resolve_path(struct kg_config *c, struct kg_entry *e, const struct k
 {
     struct kg_buf b;
 
-    if (e->from_set || (!is_path(e) && (row->flags & KG_OPT_PATH) == 0) || e->value[0] == '/' ||
-        e->value[0] == '\0' || c->folder == NULL || c->folder[0] == '\0')
+    if (e->from_set || e->resolved || (!is_path(e) && (row->flags & KG_OPT_PATH) == 0) ||
+        e->value[0] == '/' || e->value[0] == '\0' || c->folder == NULL || c->folder[0] == '\0')
         return;
     kg_buf_init(&b, 8192);
     char *value = NULL;
     if (kg_buf_printf(&b, "%s%s", c->folder, e->value) == KG_OK)
         value = kg_arena_strndup(&c->arena, kg_buf_cstr(&b), b.len);
+    e->resolved = true;
     if (value != NULL)
         e->value = value;
     else
@@ -176,12 +177,7 @@ static void check_rest(struct kg_config *c)
         struct kg_entry *e = &c->entries[i];
         if (e->used)
             continue;
-        if (strncmp(e->section, "arm ", 4) == 0)
-            kg_config_blame(c, e->where,
-                            "[%s]: server arms are not built yet; run one configuration per server",
-                            e->section);
-        else
-            check_other(c, e);
+        check_other(c, e);
         for (size_t k = i; k < c->n_entries; k++) { /* one line per section is enough */
             if (strcmp(c->entries[k].section, e->section) == 0)
                 c->entries[k].used = true;
@@ -195,6 +191,7 @@ int kg_config_finish(struct kg_config *config)
     find_plugin_dir(config);
     for (uint32_t kind = KG_KIND_POOL; kind < KG_PLUGIN_KINDS; kind++)
         load_choice(config, kind);
+    kg_config_arms(config);
     check_rest(config);
     if (!config->failed)
         kg_config_cross(config);

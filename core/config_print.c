@@ -36,6 +36,25 @@ static bool section_of(const struct kg_config *c, uint32_t kind, char section[80
     return p != NULL;
 }
 
+/* What the arms say; their defaults are the values above. */
+static void dump_arms(const struct kg_config *c, struct kg_buf *b)
+{
+    const char *section = "";
+
+    for (size_t i = 0; i < c->n_entries; i++) {
+        const struct kg_entry *e = &c->entries[i];
+        if (!kg_config_is_arm(e->section))
+            continue;
+        if (strcmp(section, e->section) != 0)
+            (void)kg_buf_printf(b, "%s[%s]\n", section[0] != '\0' ? "\n" : "", e->section);
+        section = e->section;
+        if (e->key[0] != '\0')
+            (void)kg_buf_printf(b, "%s = %s ; %s\n", e->key, e->value, e->where);
+    }
+    if (section[0] != '\0')
+        (void)kg_buf_putc(b, '\n');
+}
+
 void kg_config_dump(const struct kg_config *config, struct kg_buf *b)
 {
     char section[80];
@@ -46,6 +65,7 @@ void kg_config_dump(const struct kg_config *config, struct kg_buf *b)
         if (section_of(config, kind, section))
             dump_rows(config, section, config->choices[kind].ref.plugin->opts, b);
     }
+    dump_arms(config, b);
 }
 
 /* Rows of a section, core or chosen plugin; NULL when there is no such section. */
@@ -101,8 +121,41 @@ static void put_row(struct kg_buf *b, const struct kg_opt *row)
     put_cell(b, kg_buf_cstr(&wanted));
     (void)kg_buf_puts(b, " | ");
     put_cell(b, row->doc);
+    if ((row->flags & KG_OPT_ARM) != 0)
+        (void)kg_buf_puts(b, " An arm may override it.");
     (void)kg_buf_puts(b, " |\n");
     kg_buf_fini(&wanted);
+}
+
+/* An option of another section that an arm may override. */
+static void put_override(struct kg_buf *b, const char *section, const struct kg_opt *row)
+{
+    struct kg_buf wanted;
+
+    kg_buf_init(&wanted, 1000);
+    kg_opt_wanted(row, &wanted);
+    (void)kg_buf_printf(b, "| `%s` | as `[%s]` | ", row->name, section);
+    put_cell(b, kg_buf_cstr(&wanted));
+    (void)kg_buf_printf(b, " | In place of `[%s] %s`. |\n", section, row->name);
+    kg_buf_fini(&wanted);
+}
+
+static void put_arm(struct kg_buf *b)
+{
+    (void)kg_buf_puts(b,
+                      "### [arm NAME]\n\nAn arm of the server: requests that differ in the rules "
+                      "below, and in options marked so of their speculation plugin, by their "
+                      "own names. NAME has at most 31 of a-z 0-9 _ -.\n\n");
+    (void)kg_buf_puts(b, "| key | default | legal | what it does |\n|---|---|---|---|\n");
+    for (const struct kg_opt *row = kg_arm_rows; row->name != NULL; row++)
+        put_row(b, row);
+    for (const struct kg_section *s = kg_conf_sections; s->name != NULL; s++) {
+        for (const struct kg_opt *row = s->rows; row->name != NULL; row++) {
+            if ((row->flags & KG_OPT_ARM) != 0)
+                put_override(b, s->name, row);
+        }
+    }
+    (void)kg_buf_putc(b, '\n');
 }
 
 static void put_section(struct kg_buf *b, const char *name, const char *doc,
@@ -135,6 +188,7 @@ int kg_config_reference(const char *dir, struct kg_buf *b, struct kg_error *err)
 {
     for (const struct kg_section *s = kg_conf_sections; s->name != NULL; s++)
         put_section(b, s->name, s->doc, s->rows);
+    put_arm(b);
     int rc = kg_plugin_scan(dir, put_plugin, b, err);
     if (rc == KG_OK && b->rc != KG_OK)
         rc = kg_fail(err, b->rc, "configuration reference: out of memory");

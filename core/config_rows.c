@@ -16,6 +16,18 @@
         .choices = words, .doc = help                                                             \
     }
 
+/* The same, and an arm may override it. */
+#define ARM_ROW(key, kind, field, text, lo, hi, words, help)                                       \
+    {                                                                                              \
+        .name = key, .type = kind, .flags = KG_OPT_ARM, .offset = offsetof(struct kg_conf, field), \
+        .def = text, .min = lo, .max = hi, .choices = words, .doc = help                           \
+    }
+#define ARM_STR(key, field, text, help) ARM_ROW(key, KG_OPT_STR, field, text, 0, 0, NULL, help)
+#define ARM_U32(key, field, text, lo, hi, help) \
+    ARM_ROW(key, KG_OPT_U32, field, text, lo, hi, NULL, help)
+#define ARM_ENUM(key, field, text, words, help) \
+    ARM_ROW(key, KG_OPT_ENUM, field, text, 0, 0, words, help)
+
 static const struct kg_opt model_rows[] = {
     STR("path", model_path, "",
         "Folder of the checkpoint (config.json, *.safetensors, tiktoken.model). Relative to the "
@@ -30,7 +42,8 @@ static const struct kg_opt plugin_rows[] = {
     STR("exec", plugins[KG_KIND_EXEC], "cpu", "Backend: what computes."),
     STR("pool", plugins[KG_KIND_POOL], "unified", "How memory is shared between pages and states."),
     STR("sched", plugins[KG_KIND_SCHED], "fcfs", "Who runs in the next step."),
-    STR("spec", plugins[KG_KIND_SPEC], "off", "Speculation: what to draft, how much to verify."),
+    ARM_STR("spec", plugins[KG_KIND_SPEC], "off",
+            "Speculation: what to draft, how much to verify."),
     STR("comm", plugins[KG_KIND_COMM], "self", "Collectives between ranks."),
     STR("tier", plugins[KG_KIND_TIER], "off",
         "Where pages and states go that memory has no room for, to come back when they are wanted; "
@@ -73,9 +86,10 @@ static const struct kg_opt memory_rows[] = {
 
 static const struct kg_opt prefix_rows[] = {
     BOOL("enabled", engine.prefix, "yes", "Reuse pages and states of equal prompt beginnings."),
-    ENUM("checkpoint", engine.checkpoint, "auto", "off|interval|boundary|branch|auto",
-         "Where states are kept for later requests."),
-    U32("interval", engine.interval, "4096", 1, 16777216,
+    ARM_ENUM("checkpoint", engine.checkpoint, "auto", "off|interval|boundary|branch|auto",
+             "Where states are kept for later requests."),
+    ARM_U32(
+        "interval", engine.interval, "4096", 1, 16777216,
         "Distance of checkpoints under interval, rounded down to pages; under auto the first of "
         "those "
         "that double. Unit: tokens."),
@@ -89,9 +103,10 @@ static const struct kg_opt prefix_rows[] = {
 };
 
 static const struct kg_opt admission_rows[] = {
-    ENUM("lifetime", engine.lifetime, "prompt", "prompt|max|expected",
-         "How much of a request is promised when it is admitted: its prompt (growth may preempt), "
-         "prompt and max_tokens, or what requests like it used."),
+    ARM_ENUM(
+        "lifetime", engine.lifetime, "prompt", "prompt|max|expected",
+        "How much of a request is promised when it is admitted: its prompt (growth may preempt), "
+        "prompt and max_tokens, or what requests like it used."),
     U32("quantile", engine.quantile, "90", 1, 100,
         "Under expected: share of the observed answers that are no longer than what is promised. "
         "Unit: percent."),
@@ -104,10 +119,11 @@ static const struct kg_opt admission_rows[] = {
 };
 
 static const struct kg_opt spec_rows[] = {
-    ENUM("accept", engine.accept, "coupling", "coupling|rejection|block",
-         "How drafts are accepted. coupling: output is equal to plain decoding, bit for bit. "
-         "rejection and block accept more; at temperature above 0 their output is equal only in "
-         "distribution and not reproducible from the seed."),
+    ARM_ENUM(
+        "accept", engine.accept, "coupling", "coupling|rejection|block",
+        "How drafts are accepted. coupling: output is equal to plain decoding, bit for bit. "
+        "rejection and block accept more; at temperature above 0 their output is equal only in "
+        "distribution and not reproducible from the seed."),
     {0},
 };
 
@@ -150,6 +166,37 @@ static const struct kg_opt log_rows[] = {
     {0},
 };
 
+static const struct kg_opt arms_rows[] = {
+    STR("field", arms.field, "user",
+        "What chooses the arm of a request, by its hash: user (of the body), tenant (as "
+        "tenant_header says), request (its id: each by itself), or header:NAME. A request without "
+        "the field is split by its id."),
+    U64("seed", arms.seed, "1", 0, 0,
+        "Of the hash. Another seed is another random split of the same clients."),
+    BOOL("share_cache", arms.share_cache, "no",
+         "Arms find each other's pages and states in the prefix cache. Yes: more is reused, and an "
+         "arm's figures depend on what the others left there."),
+    {0},
+};
+
+const struct kg_opt kg_arm_rows[] = {
+    {.name = "share",
+     .type = KG_OPT_F64,
+     .offset = offsetof(struct kg_serve_arm, share),
+     .def = "0",
+     .min = 0,
+     .max = 100,
+     .doc = "Percentage of the keys that this arm gets; required, all arms add up to 100. "
+            "POST /admin/arms changes it while the server runs."},
+    {.name = "class",
+     .type = KG_OPT_STR,
+     .offset = offsetof(struct kg_serve_arm, class_name),
+     .def = "",
+     .doc = "Class of its requests for the policy script, unless arrive sets another; empty for "
+            "none."},
+    {0},
+};
+
 const struct kg_section kg_conf_sections[] = {
     {"server", kg_server_opts, offsetof(struct kg_conf, server), "Address and limits of HTTP."},
     {"model", model_rows, 0, "What is served."},
@@ -161,6 +208,8 @@ const struct kg_section kg_conf_sections[] = {
      "Reuse of earlier work: pages and states of equal prompt beginnings."},
     {"admission", admission_rows, 0, "When a waiting request may start."},
     {"spec", spec_rows, 0, "Rules of speculation that no plugin can change."},
+    {"arms", arms_rows, 0,
+     "How a server splits its requests among its [arm NAME] sections, see arms.md."},
     {"parallel", parallel_rows, 0, "Processes per model. Not built yet beyond 1."},
     {"cluster", cluster_rows, 0, "Machines. Not built yet beyond 1."},
     {"lua", lua_rows, 0, "Policy in Lua: who is let in, in what order, with what caps."},

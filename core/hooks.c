@@ -28,6 +28,7 @@ static void arrive(void *ctx, const struct kg_arrive_view *v, struct kg_arrive_a
     const struct kg_pool_bytes *b = &v->stats->bytes;
     const struct kg_policy_arrive req = {.tenant = v->tenant,
                                          .user = v->user,
+                                         .arm = v->arm,
                                          .endpoint = v->chat ? "chat" : "completions",
                                          .stream = v->stream,
                                          .echo = v->echo,
@@ -78,6 +79,7 @@ static struct kg_policy_admit request_of(const struct kg_admit_view *v)
     const struct kg_pool_bytes *b = &v->bytes;
     struct kg_policy_admit r = {.tenant = v->tenant,
                                 .class_name = v->class_name,
+                                .arm = v->arm,
                                 .now_ns = v->now_ns,
                                 .waited_ns = v->now_ns - v->arrival_ns,
                                 .priority = v->priority,
@@ -148,6 +150,7 @@ static int window(void *ctx, const struct kg_window_view *v, struct kg_window_an
     struct kg_hooks *h = ctx;
     const struct kg_policy_class c = {.tenant = v->tenant,
                                       .class_name = v->class_name,
+                                      .arm = v->arm,
                                       .now_ns = v->now_ns,
                                       .block = v->block,
                                       .sequences = v->n_seqs,

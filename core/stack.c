@@ -29,8 +29,8 @@ static void set_log_levels(struct kg_stack *s)
     free(text);
 }
 
-int kg_stack_host(struct kg_stack *s, const struct kg_plugin *p, struct kg_instance **host,
-                  struct kg_error *err)
+int kg_stack_host(struct kg_stack *s, const struct kg_plugin *p, const char *arm,
+                  struct kg_instance **host, struct kg_error *err)
 {
     struct kg_instance *made;
     struct kg_buf labels;
@@ -41,6 +41,8 @@ int kg_stack_host(struct kg_stack *s, const struct kg_plugin *p, struct kg_insta
         return kg_fail(err, rc, "%s-%s: out of memory", kg_plugin_kind_name(p->kind), p->name);
     kg_buf_init(&labels, 256);
     (void)kg_metrics_label(&labels, "plugin", p->name);
+    if (arm != NULL)
+        (void)kg_metrics_label(&labels, "arm", arm);
     (void)snprintf(prefix, sizeof(prefix), "kedge:%s_", kg_plugin_kind_name(p->kind));
     rc = kg_metrics_add_plugin(s->metrics, prefix, p->metrics, made->host.cells,
                                kg_buf_cstr(&labels), err);
@@ -55,7 +57,42 @@ int kg_stack_host(struct kg_stack *s, const struct kg_plugin *p, struct kg_insta
 /* Host services of the chosen plugin of a kind. */
 static int make_host(struct kg_stack *s, uint32_t kind, struct kg_error *err)
 {
-    return kg_stack_host(s, kg_config_choice(s->config, kind)->ref.plugin, &s->hosts[kind], err);
+    return kg_stack_host(s, kg_config_choice(s->config, kind)->ref.plugin, NULL, &s->hosts[kind],
+                         err);
+}
+
+const struct kg_choice *kg_stack_spec(const struct kg_stack *s, uint32_t arm)
+{
+    return s->conf->arms.n > 0 ? kg_config_arm_choice(s->config, arm)
+                               : kg_config_choice(s->config, KG_KIND_SPEC);
+}
+
+uint32_t kg_stack_block(const struct kg_stack *s)
+{
+    uint32_t most = 0;
+
+    for (uint32_t i = 0; i < s->n_specs; i++) {
+        uint32_t block = s->arms[i].spec_ops->block(s->arms[i].spec);
+        most = block > most ? block : most;
+    }
+    return most;
+}
+
+/* Hosts of the speculations, and the rules of the arms. */
+static int make_arms(struct kg_stack *s, struct kg_error *err)
+{
+    const struct kg_arms_conf *c = &s->conf->arms;
+    uint32_t n = c->n > 0 ? c->n : 1;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const struct kg_plugin *p = kg_stack_spec(s, i)->ref.plugin;
+        s->arms[i] = s->conf->arm_rules[i];
+        s->arms[i].spec_caps = p->caps;
+        int rc = kg_stack_host(s, p, c->n > 0 ? c->arms[i].name : NULL, &s->spec_hosts[i], err);
+        if (rc != KG_OK)
+            return rc;
+    }
+    return KG_OK;
 }
 
 static uint64_t exec_now(void *ctx)
@@ -69,32 +106,45 @@ static uint64_t exec_now(void *ctx)
  * that needs a drafter is opened after the backend, which knows the drafter's block. */
 #define MAX_DRAFTS 16
 
-static int open_spec(struct kg_stack *s, struct kg_error *err)
+static int open_spec(struct kg_stack *s, uint32_t i, struct kg_error *err)
 {
-    const struct kg_choice *spec = kg_config_choice(s->config, KG_KIND_SPEC);
+    const struct kg_choice *spec = kg_stack_spec(s, i);
+    struct kg_engine_arm *a = &s->arms[i];
 
-    s->parts.spec_ops = spec->ref.plugin->ops;
-    s->parts.spec_caps = spec->ref.plugin->caps;
-    return s->parts.spec_ops->open(&s->hosts[KG_KIND_SPEC]->host, spec->conf,
-                                   s->conf->engine.max_seqs, s->desc.draft_block, &s->parts.spec,
-                                   err);
+    a->spec_ops = spec->ref.plugin->ops;
+    return a->spec_ops->open(&s->spec_hosts[i]->host, spec->conf, s->conf->engine.max_seqs,
+                             s->desc.draft_block, &a->spec, err);
+}
+
+/* Draft rows of a sequence for all speculations; HOST ones are open then. */
+static int find_max_draft(struct kg_stack *s, uint32_t *max_draft, struct kg_error *err)
+{
+    uint32_t n = s->conf->arms.n > 0 ? s->conf->arms.n : 1;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t most = 0;
+        if ((s->arms[i].spec_caps & KG_SPEC_CAP_HOST) != 0) {
+            int rc = open_spec(s, i, err);
+            if (rc != KG_OK)
+                return rc;
+            most = s->arms[i].spec_ops->block(s->arms[i].spec);
+        } else if ((s->arms[i].spec_caps & KG_SPEC_CAP_MODEL) != 0) {
+            most = MAX_DRAFTS;
+        }
+        *max_draft = most > *max_draft ? most : *max_draft;
+    }
+    return KG_OK;
 }
 
 static int open_exec(struct kg_stack *s, struct kg_error *err)
 {
     const struct kg_choice *choice = kg_config_choice(s->config, KG_KIND_EXEC);
     const struct kg_plugin *p = choice->ref.plugin;
-    const struct kg_plugin *spec = kg_config_choice(s->config, KG_KIND_SPEC)->ref.plugin;
     uint32_t max_draft = 0;
 
-    if ((spec->caps & KG_SPEC_CAP_HOST) != 0) {
-        int rc = open_spec(s, err);
-        if (rc != KG_OK)
-            return rc;
-        max_draft = s->parts.spec_ops->block(s->parts.spec);
-    } else if ((spec->caps & KG_SPEC_CAP_MODEL) != 0) {
-        max_draft = MAX_DRAFTS;
-    }
+    int rc = find_max_draft(s, &max_draft, err);
+    if (rc != KG_OK)
+        return rc;
     if (max_draft < s->conf->engine.max_draft)
         max_draft = s->conf->engine.max_draft;
     const struct kg_exec_open args = {
@@ -112,8 +162,8 @@ static int open_exec(struct kg_stack *s, struct kg_error *err)
         return kg_fail(err, KG_ECONFIG, "[model] draft is set, but exec-%s cannot run a drafter",
                        p->name);
     s->parts.exec_ops = p->ops;
-    int rc = s->parts.exec_ops->open(&s->hosts[KG_KIND_EXEC]->host, choice->conf, &args,
-                                     &s->parts.exec, err);
+    rc = s->parts.exec_ops->open(&s->hosts[KG_KIND_EXEC]->host, choice->conf, &args, &s->parts.exec,
+                                 err);
     if (rc != KG_OK)
         return rc;
     s->desc.size = sizeof(s->desc);
@@ -122,10 +172,53 @@ static int open_exec(struct kg_stack *s, struct kg_error *err)
     return KG_OK;
 }
 
+/* Where an arm names its speculation, for messages. */
+static void name_spec(const struct kg_stack *s, uint32_t i, char text[80])
+{
+    if (s->conf->arms.n > 0)
+        (void)snprintf(text, 80, "[arm %s]", s->conf->arms.arms[i].name);
+    else
+        (void)snprintf(text, 80, "[plugins]");
+}
+
+/* Opens what is not open yet, if the backend can serve it. */
+static int open_specs(struct kg_stack *s, struct kg_error *err)
+{
+    uint32_t n = s->conf->arms.n > 0 ? s->conf->arms.n : 1;
+    char where[80];
+
+    for (uint32_t i = 0; i < n; i++) {
+        const struct kg_plugin *p = kg_stack_spec(s, i)->ref.plugin;
+        name_spec(s, i, where);
+        if ((p->caps & (KG_SPEC_CAP_HOST | KG_SPEC_CAP_MODEL)) != 0 &&
+            (s->desc.caps & KG_EXEC_CAP_VERIFY) == 0)
+            return kg_fail(err, KG_ECONFIG,
+                           "%s spec = %s, but exec-%s cannot verify drafts: set spec = off", where,
+                           p->name, kg_config_choice(s->config, KG_KIND_EXEC)->ref.plugin->name);
+        if ((p->caps & KG_SPEC_CAP_MODEL) != 0 && s->desc.draft_block == 0)
+            return kg_fail(err, KG_ECONFIG,
+                           "%s spec = %s needs a drafter: set [model] draft, or draft_block of a "
+                           "simulated backend",
+                           where, p->name);
+        int rc = s->arms[i].spec == NULL ? open_spec(s, i, err) : KG_OK;
+        if (rc != KG_OK)
+            return rc;
+    }
+    s->n_specs = n;
+    if (s->conf->arms.n > 0) {
+        s->parts.arms = s->arms;
+        s->parts.n_arms = n;
+    } else {
+        s->parts.spec_ops = s->arms[0].spec_ops;
+        s->parts.spec = s->arms[0].spec;
+        s->parts.spec_caps = s->arms[0].spec_caps;
+    }
+    return KG_OK;
+}
+
 static int open_policies(struct kg_stack *s, struct kg_error *err)
 {
     const struct kg_choice *sched = kg_config_choice(s->config, KG_KIND_SCHED);
-    const struct kg_choice *spec = kg_config_choice(s->config, KG_KIND_SPEC);
     const struct kg_choice *pool = kg_config_choice(s->config, KG_KIND_POOL);
 
     s->parts.pool_ops = pool->ref.plugin->ops;
@@ -135,20 +228,7 @@ static int open_policies(struct kg_stack *s, struct kg_error *err)
     s->parts.sched_ops = sched->ref.plugin->ops;
     int rc = s->parts.sched_ops->open(&s->hosts[KG_KIND_SCHED]->host, sched->conf,
                                       s->conf->engine.max_requests, &s->parts.sched, err);
-    if (rc != KG_OK)
-        return rc;
-    if ((spec->ref.plugin->caps & (KG_SPEC_CAP_HOST | KG_SPEC_CAP_MODEL)) != 0 &&
-        (s->desc.caps & KG_EXEC_CAP_VERIFY) == 0)
-        return kg_fail(err, KG_ECONFIG,
-                       "[plugins] spec = %s, but exec-%s cannot verify drafts: set spec = off",
-                       spec->ref.plugin->name,
-                       kg_config_choice(s->config, KG_KIND_EXEC)->ref.plugin->name);
-    if ((spec->ref.plugin->caps & KG_SPEC_CAP_MODEL) != 0 && s->desc.draft_block == 0)
-        return kg_fail(err, KG_ECONFIG,
-                       "[plugins] spec = %s needs a drafter: set [model] draft, or draft_block of "
-                       "a simulated backend",
-                       spec->ref.plugin->name);
-    return s->parts.spec == NULL ? open_spec(s, err) : KG_OK;
+    return rc == KG_OK ? open_specs(s, err) : rc;
 }
 
 /* The engine opens it, when it knows the sizes. */
@@ -166,7 +246,7 @@ static int open_tier(struct kg_stack *s, struct kg_error *err)
 
 int kg_stack_open(const struct kg_config *config, struct kg_stack **stack, struct kg_error *err)
 {
-    static const uint32_t kinds[] = {KG_KIND_EXEC, KG_KIND_POOL, KG_KIND_SCHED, KG_KIND_SPEC};
+    static const uint32_t kinds[] = {KG_KIND_EXEC, KG_KIND_POOL, KG_KIND_SCHED};
     struct kg_stack *s = calloc(1, sizeof(*s));
 
     if (s == NULL)
@@ -181,6 +261,8 @@ int kg_stack_open(const struct kg_config *config, struct kg_stack **stack, struc
         (void)kg_fail(err, rc, "out of memory");
     for (size_t i = 0; rc == KG_OK && i < sizeof(kinds) / sizeof(kinds[0]); i++)
         rc = make_host(s, kinds[i], err);
+    if (rc == KG_OK)
+        rc = make_arms(s, err);
     if (rc == KG_OK && kg_config_choice(config, KG_KIND_TIER)->ref.plugin != NULL)
         rc = open_tier(s, err);
     if (rc == KG_OK)
@@ -233,8 +315,10 @@ void kg_stack_close(struct kg_stack *stack)
         return;
     kg_engine_destroy(stack->engine);
     kg_hooks_close(stack->hooks);
-    if (stack->parts.spec != NULL)
-        stack->parts.spec_ops->close(stack->parts.spec);
+    for (uint32_t i = 0; i < KG_MAX_ARMS; i++) {
+        if (stack->arms[i].spec != NULL)
+            stack->arms[i].spec_ops->close(stack->arms[i].spec);
+    }
     if (stack->parts.sched != NULL)
         stack->parts.sched_ops->close(stack->parts.sched);
     kg_swapper_close(stack->swapper);
@@ -243,6 +327,8 @@ void kg_stack_close(struct kg_stack *stack)
         stack->parts.exec_ops->close(stack->parts.exec);
     for (uint32_t kind = 0; kind < KG_PLUGIN_KINDS; kind++)
         kg_instance_destroy(stack->hosts[kind]);
+    for (uint32_t i = 0; i < KG_MAX_ARMS; i++)
+        kg_instance_destroy(stack->spec_hosts[i]);
     kg_metrics_destroy(stack->metrics);
     free(stack);
 }

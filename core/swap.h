@@ -16,12 +16,13 @@ KG_CHECKED int kg_swapper_open(struct kg_stack *stack, struct kg_config *config,
 void kg_swapper_close(struct kg_swapper *w);
 
 /*
- * Opens the plugins of these names (NULL: the kind stays) with the options of their INI sections
- * and hands them to the engine. 1: KG_EVENT_SWAPPED will come, then call kg_swapper_done. 0: they
- * are active already. Negative: nothing changed, *field says which name was wrong ("sched",
- * "spec"); KG_EAGAIN while another swap is under way. The thread that submits.
+ * Opens the plugins of these names with the options of their INI sections, a speculation with
+ * those of its arm, and hands them to the engine. 1: KG_EVENT_SWAPPED will come, then call
+ * kg_swapper_done. 0: they are active already. Negative: nothing changed, *field says which name
+ * was wrong ("sched", "spec", "arm"); KG_EAGAIN while another swap is under way. The thread that
+ * submits.
  */
-int kg_swapper_swap(struct kg_swapper *w, const char *sched, const char *spec, const char **field,
+int kg_swapper_swap(struct kg_swapper *w, const struct kg_swap_names *names, const char **field,
                     struct kg_error *err);
 void kg_swapper_done(struct kg_swapper *w);
 

@@ -34,6 +34,7 @@ struct field {
 static const struct field arrive_req[] = {
     REQ("tenant", STR, tenant),
     REQ("user", STR, user),
+    REQ("arm", STR, arm),
     REQ("endpoint", STR, endpoint),
     REQ("stream", BOOL, stream),
     REQ("echo", BOOL, echo),
@@ -61,6 +62,7 @@ static const struct field arrive_view[] = {
 static const struct field admit_req[] = {
     ADMIT("tenant", STR, tenant),
     ADMIT("class", STR, class_name),
+    ADMIT("arm", STR, arm),
     ADMIT("priority", U32, priority),
     ADMIT("prompt_tokens", U32, prompt_tokens),
     ADMIT("max_tokens", U32, max_tokens),
@@ -92,9 +94,13 @@ static const struct field admit_view[] = {
 
 #define CLASS(name, type, member) FIELD(kg_policy_class, name, type, member)
 static const struct field window_class[] = {
-    CLASS("tenant", STR, tenant),       CLASS("class", STR, class_name),
-    CLASS("sequences", U32, sequences), CLASS("context_tokens", U32, context_tokens),
-    CLASS("verified", U64, verified),   CLASS("accepted", U64, accepted),
+    CLASS("tenant", STR, tenant),
+    CLASS("class", STR, class_name),
+    CLASS("arm", STR, arm),
+    CLASS("sequences", U32, sequences),
+    CLASS("context_tokens", U32, context_tokens),
+    CLASS("verified", U64, verified),
+    CLASS("accepted", U64, accepted),
 };
 static const struct field window_view[] = {
     CLASS("now_s", SECONDS, now_ns),
@@ -504,6 +510,7 @@ int kg_script_try(struct kg_script *s, struct kg_script_budget budget, uint64_t 
                   struct kg_error *err)
 {
     const struct kg_policy_arrive arrive = {.tenant = "acme",
+                                            .arm = "",
                                             .user = "someone",
                                             .endpoint = "chat",
                                             .n_prompts = 1,
@@ -513,6 +520,7 @@ int kg_script_try(struct kg_script *s, struct kg_script_budget budget, uint64_t 
     const struct kg_policy_load load = {
         .now_ns = TRY_NOW_NS, .max_sequences = 1024, .arena_bytes = 1u << 30};
     const struct kg_policy_admit admit = {.tenant = "acme",
+                                          .arm = "",
                                           .class_name = "batch",
                                           .now_ns = TRY_NOW_NS,
                                           .prompt_tokens = 1000,
@@ -525,6 +533,7 @@ int kg_script_try(struct kg_script *s, struct kg_script_budget budget, uint64_t 
                                           .max_running = 64,
                                           .step_tokens = 512};
     const struct kg_policy_class window = {.tenant = "acme",
+                                           .arm = "",
                                            .class_name = "batch",
                                            .now_ns = TRY_NOW_NS,
                                            .block = 7,

@@ -47,6 +47,7 @@ struct kg_policy_conf {
 struct kg_policy_arrive {
     const char *tenant;   /* "" for none */
     const char *user;     /* field of the body; "" for none */
+    const char *arm;      /* of the server; "" without arms */
     const char *endpoint; /* "chat" or "completions" */
     bool stream, echo;
     uint32_t n_prompts, n;  /* prompts; choices of each */
@@ -76,8 +77,8 @@ struct kg_policy_arrived {
 
 /* A request first in line for memory. Bytes are natural bytes; kinds by enum kg_kind. */
 struct kg_policy_admit {
-    const char *tenant, *class_name; /* "" for none */
-    uint64_t now_ns, waited_ns;      /* backend clock */
+    const char *tenant, *class_name, *arm; /* "" for none */
+    uint64_t now_ns, waited_ns;            /* backend clock */
     uint32_t priority;
     uint32_t prompt_tokens, max_tokens;
     uint32_t hit_page_tokens, hit_state_tokens;
@@ -112,7 +113,7 @@ struct kg_policy_admitted {
 
 /* A request class whose acceptance, batch or context bucket changed. */
 struct kg_policy_class {
-    const char *tenant, *class_name;
+    const char *tenant, *class_name, *arm;
     uint64_t now_ns;
     uint32_t block;              /* most drafts a window may have */
     uint32_t sequences;          /* decoding, of this class */

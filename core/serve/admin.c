@@ -55,21 +55,22 @@ void kg_admin_list(struct kg_serve *s, struct kg_http_req *req)
 }
 
 /* The names in the body; NULL for a kind that is to stay. */
-static int read_names(const json_t *root, const char **sched, const char **spec,
-                      struct kg_api_error *err)
+static int read_names(const json_t *root, struct kg_swap_names *names, struct kg_api_error *err)
 {
     const char *key;
     const json_t *value;
 
     json_object_foreach((json_t *)(uintptr_t)root, key, value)
     {
-        if (strcmp(key, "sched") != 0 && strcmp(key, "spec") != 0)
+        if (strcmp(key, "sched") != 0 && strcmp(key, "spec") != 0 && strcmp(key, "arm") != 0)
             return kg_api_refuse(err, key, "%.60s: only sched and spec can be changed", key);
     }
-    int rc = kg_json_str(root, "", "sched", sched, err);
+    int rc = kg_json_str(root, "", "sched", &names->sched, err);
     if (rc == KG_OK)
-        rc = kg_json_str(root, "", "spec", spec, err);
-    if (rc == KG_OK && *sched == NULL && *spec == NULL)
+        rc = kg_json_str(root, "", "spec", &names->spec, err);
+    if (rc == KG_OK)
+        rc = kg_json_str(root, "", "arm", &names->arm, err);
+    if (rc == KG_OK && names->sched == NULL && names->spec == NULL)
         rc = kg_api_refuse(err, "", "expected {\"sched\": NAME} or {\"spec\": NAME} or both");
     return rc;
 }
@@ -82,13 +83,13 @@ static void on_gone(void *self)
     s->admin_req = NULL;
 }
 
-static void change(struct kg_serve *s, struct kg_http_req *req, const char *sched, const char *spec)
+static void change(struct kg_serve *s, struct kg_http_req *req, const struct kg_swap_names *names)
 {
     const struct kg_serve_admin *a = s->parts.admin;
     const char *field = "";
     struct kg_error err = {0};
     struct kg_api_error why = {0};
-    int rc = a->swap(a->ctx, sched, spec, &field, &err);
+    int rc = a->swap(a->ctx, names, &field, &err);
 
     if (rc == 0) {
         reply_plugins(s, req);
@@ -101,15 +102,18 @@ static void change(struct kg_serve *s, struct kg_http_req *req, const char *sche
         (void)kg_call_no_memory(&why);
         kg_http_reply_error(req, &why);
     } else {
-        (void)kg_api_refuse(&why, field, "%s = %.60s: %s", field,
-                            strcmp(field, "sched") == 0 ? sched : spec, err.text);
+        const char *word = strcmp(field, "sched") == 0  ? names->sched
+                           : strcmp(field, "spec") == 0 ? names->spec
+                                                        : names->arm;
+        (void)kg_api_refuse(&why, field, "%s%s%.60s: %s", field, word != NULL ? " = " : "",
+                            word != NULL ? word : "", err.text);
         kg_http_reply_error(req, &why);
     }
 }
 
 void kg_admin_change(struct kg_serve *s, struct kg_http_req *req)
 {
-    const char *sched = NULL, *spec = NULL;
+    struct kg_swap_names names = {0};
     struct kg_api_error err = {0};
     json_t *root = NULL;
     struct kg_buf body;
@@ -120,9 +124,9 @@ void kg_admin_change(struct kg_serve *s, struct kg_http_req *req)
     int rc = kg_json_load(kg_buf_cstr(&body), body.len, s->parts.conf->max_json_depth, 1024, &root,
                           &err);
     if (rc == KG_OK)
-        rc = read_names(root, &sched, &spec, &err);
+        rc = read_names(root, &names, &err);
     if (rc == KG_OK)
-        change(s, req, sched, spec);
+        change(s, req, &names);
     else
         kg_http_reply_error(req, &err);
     json_decref(root);
@@ -164,8 +168,7 @@ void kg_admin_reload(struct kg_serve *s, struct kg_http_req *req)
 
 /* --- who may --- */
 
-/* The peer is this machine, and nobody passed its request on. */
-static bool is_local(const struct kg_http_req *req)
+bool kg_admin_is_local(const struct kg_http_req *req)
 {
     static const char *const passed_on[] = {"forwarded", "x-forwarded-for", "x-real-ip", "via"};
     const char *peer = kg_http_req_peer(req);
@@ -188,7 +191,7 @@ int kg_admin_allowed(const struct kg_serve *s, struct kg_http_req *req, bool key
     /* A page in the operator's browser could ask, too, and from this machine. */
     if (kg_http_header_get(kg_http_req_head(req), "origin").p != NULL)
         return kg_api_fail(err, 403, "forbidden", "", "/admin does not answer to web pages");
-    if ((has_key && key_is_good) || is_local(req))
+    if ((has_key && key_is_good) || kg_admin_is_local(req))
         return KG_OK;
     if (has_key)
         return kg_api_fail(err, 401, "invalid_api_key", "",

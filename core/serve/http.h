@@ -91,8 +91,9 @@ void kg_http_reply(struct kg_http_req *req, int status, const char *type, const 
 /* The same for an error in OpenAI's form; 429 and 503 carry Retry-After. */
 void kg_http_reply_error(struct kg_http_req *req, const struct kg_api_error *err);
 
-/* An answer in pieces: status and headers, then any number of sends, then the end. */
-void kg_http_stream_begin(struct kg_http_req *req, int status, const char *type);
+/* An answer in pieces: status and headers, `extra` as above, then any number of sends, then the
+ * end. */
+void kg_http_stream_begin(struct kg_http_req *req, int status, const char *type, const char *extra);
 /* Returns bytes not sent yet, this piece included. 0 < n. */
 size_t kg_http_stream_send(struct kg_http_req *req, const void *data, size_t n);
 /* The request must not be touched afterwards. */

@@ -132,11 +132,11 @@ void kg_http_reply_error(struct kg_http_req *c, const struct kg_api_error *err)
     kg_buf_fini(&b);
 }
 
-void kg_http_stream_begin(struct kg_http_req *c, int status, const char *type)
+void kg_http_stream_begin(struct kg_http_req *c, int status, const char *type, const char *extra)
 {
     c->streaming = true;
     c->chunked_out = c->head.minor == 1;
-    put_head(c, status, type, NULL, -1);
+    put_head(c, status, type, extra, -1);
 }
 
 size_t kg_http_stream_send(struct kg_http_req *c, const void *data, size_t n)

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "serve/split.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -274,6 +275,7 @@ static int submit_one(struct kg_job *job, uint32_t i, uint64_t seed, struct kg_a
         .max_tokens = p->max_tokens,
         .flags = (call->echo && call->logprobs ? KG_REQ_ECHO : 0) |
                  (call->no_cache ? KG_REQ_NO_CACHE : 0),
+        .arm = job->arm,
         .priority = job->priority,
         .tenant = job->tenant[0] != '\0' ? kg_hash_bytes(job->tenant, strlen(job->tenant), 3) : 0,
         .tenant_name = job->tenant,
@@ -309,6 +311,15 @@ static int submit_one(struct kg_job *job, uint32_t i, uint64_t seed, struct kg_a
     return KG_OK;
 }
 
+/* Sequences that the engine never saw, once the job has an arm. */
+static void count_refused(const struct kg_job *job)
+{
+    uint32_t n = job->task.call.n_prompts * job->task.call.n;
+
+    for (uint32_t i = job->n_live; job->key != 0 && i < n; i++)
+        kg_split_refused(job);
+}
+
 static void submit(struct kg_job *job)
 {
     struct kg_serve *s = job->serve;
@@ -331,6 +342,7 @@ static void submit(struct kg_job *job)
     for (uint32_t i = 0; rc == KG_OK && i < job->n_answers; i++)
         rc = submit_one(job, i, seed, &err);
     if (rc != KG_OK) {
+        count_refused(job);
         kg_job_fail(job, &err);
         job_free_if_over(job);
     }
@@ -512,6 +524,7 @@ void kg_job_event(struct kg_serve *s, const struct kg_event *ev)
         job->n_live--;
         take_done(job, i, ev);
         kg_stats_done(s, ev, job->answers[i].answer.finish);
+        kg_split_done(job, ev);
         job_free_if_over(job);
         return;
     }

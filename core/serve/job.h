@@ -26,6 +26,9 @@ struct kg_job {
 
     char tenant[32], class_name[32]; /* "" for none */
     uint32_t priority;
+    uint32_t arm; /* while has_arm, split.h */
+    bool has_arm, forced;
+    uint64_t key; /* hash of the field that chose it, 0 before that */
 
     uint32_t n_answers, n_live;    /* sequences; those in the engine */
     struct kg_job_answer *answers; /* [n_answers], NULL before submit */
@@ -38,7 +41,7 @@ struct kg_job {
 
     uint64_t start_ns, first_ns; /* monotonic: request, first tokens (0 none) */
     uint32_t n_preempted;
-    char note[256]; /* for the access log */
+    char note[320]; /* for the access log */
 };
 
 /* job_policy.c: names the tenant, asks the policy, takes over what it set. KG_OK to go on. */

@@ -1,5 +1,6 @@
 /* Who a request belongs to, and what the policy says to it. */
 #include "serve/job.h"
+#include "serve/split.h"
 
 #include <string.h>
 
@@ -24,6 +25,7 @@ static struct kg_arrive_view view_of(const struct kg_job *job, const struct kg_e
     struct kg_arrive_view v = {
         .tenant = job->tenant,
         .user = call->user,
+        .arm = kg_split_name(job),
         .chat = call->endpoint == KG_EP_CHAT,
         .stream = call->stream,
         .echo = call->echo,
@@ -52,6 +54,9 @@ int kg_job_policy(struct kg_job *job, struct kg_api_error *err)
     struct kg_engine_stats stats;
 
     name_tenant(job);
+    int rc = kg_split_choose(job, err);
+    if (rc != KG_OK)
+        return rc;
     if (p == NULL || !p->has_arrive(p->ctx))
         return KG_OK;
     kg_engine_stats(job->serve->parts.engine, &stats);
@@ -61,7 +66,8 @@ int kg_job_policy(struct kg_job *job, struct kg_api_error *err)
         return kg_api_fail(err, a.status, KG_POLICY_REJECTED, "", "%s", a.reason);
     if (a.tenant[0] != '\0')
         memcpy(job->tenant, a.tenant, sizeof(job->tenant));
-    memcpy(job->class_name, a.class_name, sizeof(job->class_name));
+    if (a.class_name[0] != '\0')
+        memcpy(job->class_name, a.class_name, sizeof(job->class_name));
     if (a.has_priority)
         job->priority = a.priority;
     for (uint32_t i = 0; a.max_tokens != 0 && i < call->n_prompts; i++) {

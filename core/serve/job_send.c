@@ -1,5 +1,6 @@
 /* Answers of a job: server-sent events as tokens come, or one object at the end. */
 #include "serve/job.h"
+#include "serve/split.h"
 
 #include "base/clock.h"
 
@@ -28,10 +29,11 @@ static void write_note(struct kg_job *job, const char *finish)
 
     (void)snprintf(job->note, sizeof(job->note),
                    "n=%u prompt_tokens=%llu output_tokens=%llu cached_tokens=%llu ttft_ms=%.1f "
-                   "preempted=%u verified=%llu accepted=%llu finish=%s",
+                   "preempted=%u verified=%llu accepted=%llu finish=%s%s%s",
                    job->n_answers, (unsigned long long)u.prompt, (unsigned long long)u.completion,
                    (unsigned long long)u.cached, ttft, job->n_preempted,
-                   (unsigned long long)u.verified, (unsigned long long)u.accepted, finish);
+                   (unsigned long long)u.verified, (unsigned long long)u.accepted, finish,
+                   job->has_arm ? " arm=" : "", kg_split_name(job));
     kg_http_req_set_note(job->req, job->note);
 }
 
@@ -64,7 +66,8 @@ static void send_event(struct kg_job *job)
         return;
     }
     if (!job->began)
-        kg_http_stream_begin(job->req, 200, "text/event-stream; charset=utf-8");
+        kg_http_stream_begin(job->req, 200, "text/event-stream; charset=utf-8",
+                             kg_split_header(job));
     job->began = true;
     unsent = kg_http_stream_send(job->req, b->data, b->len);
     if (unsent > s->parts.conf->out_hard_bytes) {
@@ -130,7 +133,7 @@ static void reply(struct kg_job *job)
     kg_buf_putc(&b, '\n');
     job->req = NULL;
     if (b.rc == KG_OK) {
-        kg_http_reply(req, 200, "application/json", NULL, b.data, b.len);
+        kg_http_reply(req, 200, "application/json", kg_split_header(job), b.data, b.len);
     } else {
         (void)kg_call_no_memory(&err);
         kg_http_reply_error(req, &err);

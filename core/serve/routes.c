@@ -1,6 +1,6 @@
 /* Which path is what: checks before the body, the small answers, counting and the access log. */
 #include "base/clock.h"
-#include "serve/serve_impl.h"
+#include "serve/split.h"
 
 #include <string.h>
 
@@ -14,6 +14,7 @@ enum route {
     ROUTE_TOKENIZE,
     ROUTE_DETOKENIZE,
     ROUTE_PLUGINS,
+    ROUTE_ARMS,
     ROUTE_RELOAD,
     N_ROUTES,
 };
@@ -34,6 +35,7 @@ static const struct {
     [ROUTE_TOKENIZE] = {"/tokenize", false, true, true, WITH_KEY},
     [ROUTE_DETOKENIZE] = {"/detokenize", false, true, true, WITH_KEY},
     [ROUTE_PLUGINS] = {"/admin/plugins", true, true, true, ADMIN},
+    [ROUTE_ARMS] = {"/admin/arms", true, true, true, ADMIN},
     [ROUTE_RELOAD] = {"/admin/reload", false, true, false, ADMIN},
 };
 
@@ -176,6 +178,12 @@ static void on_request(void *ctx, struct kg_http_req *req)
             kg_admin_change(s, req);
         else
             kg_admin_list(s, req);
+        return;
+    case ROUTE_ARMS:
+        if (kg_span_is(kg_http_req_head(req)->method, "POST"))
+            kg_split_change(s, req);
+        else
+            kg_split_list(s, req);
         return;
     case ROUTE_RELOAD:
         kg_admin_reload(s, req);

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/metrics.h"
 #include "engine/engine.h"
+#include "serve/arms.h"
 #include "serve/conf.h"
 #include "text/chat.h"
 
@@ -17,6 +18,7 @@ struct kg_serve;
 /* A request as the policy sees it: never its text. Borrowed for the call. */
 struct kg_arrive_view {
     const char *tenant, *user; /* "" for none */
+    const char *arm;           /* name of its arm, "" without arms */
     bool chat, stream, echo;
     uint32_t n_prompts, n;  /* prompts; choices of each */
     uint64_t prompt_tokens; /* of all prompts */
@@ -47,13 +49,17 @@ struct kg_serve_policy {
     void (*write_lines)(void *ctx);
 };
 
+/* Plugins to put in the place of others; NULL: stays. arm: whose speculation, NULL without arms. */
+struct kg_swap_names {
+    const char *sched, *spec, *arm;
+};
+
 /* Plugins of a running server in exchange for others, called on the loop thread only. */
 struct kg_serve_admin {
     void *ctx;
-    /* NULL names stay. 1: KG_EVENT_SWAPPED of the engine will come; 0: nothing to do; negative:
-     * nothing changed, *field ("sched", "spec", "") says which name is wrong, *err why;
-     * KG_EAGAIN: later. */
-    int (*swap)(void *ctx, const char *sched, const char *spec, const char **field,
+    /* 1: KG_EVENT_SWAPPED of the engine will come; 0: nothing to do; negative: nothing changed,
+     * *field ("sched", "spec", "arm", "") says which name is wrong, *err why; KG_EAGAIN: later. */
+    int (*swap)(void *ctx, const struct kg_swap_names *names, const char **field,
                 struct kg_error *err);
     void (*swapped)(void *ctx); /* the event came */
     /* A JSON object and a newline: what is active and what could be. */
@@ -71,6 +77,7 @@ struct kg_serve_parts {
     struct kg_log *log;                   /* may be NULL */
     const struct kg_serve_policy *policy; /* NULL: everything is accepted */
     const struct kg_serve_admin *admin;   /* NULL: plugins stay as they are */
+    const struct kg_arms_conf *arms;      /* NULL or empty: none; as many as the engine has */
 };
 
 /* Binds and listens; nothing is answered before kg_serve_run. From here until destroy SIGTERM,

@@ -86,7 +86,8 @@ struct kg_serve {
     struct kg_cell cells[KG_N_SERVE_CELLS];
     struct kg_histo histos[KG_N_SERVE_HISTOS];
     struct kg_metrics *own_metrics;
-    char model_label[300]; /* model_name="...",engine="0" */
+    struct kg_split *split; /* split.h; NULL without arms */
+    char model_label[300];  /* model_name="...",engine="0" */
 };
 
 /* --- routes.c --- */
@@ -117,6 +118,8 @@ void kg_serve_write_lines(struct kg_serve *s);
 /* Whether a request may go to /admin: from this machine, or with the key. */
 int kg_admin_allowed(const struct kg_serve *s, struct kg_http_req *req, bool key_is_good,
                      struct kg_api_error *err);
+/* The peer is this machine, and nobody passed its request on. */
+bool kg_admin_is_local(const struct kg_http_req *req);
 /* Each answers the request, change perhaps later. */
 void kg_admin_list(struct kg_serve *s, struct kg_http_req *req);
 void kg_admin_change(struct kg_serve *s, struct kg_http_req *req);

@@ -1,6 +1,6 @@
 /* /metrics and /health. Names are vLLM's where the meaning is the same, else kedge's own. */
 #include "base/clock.h"
-#include "serve/serve_impl.h"
+#include "serve/split.h"
 
 #include <string.h>
 
@@ -121,7 +121,7 @@ int kg_stats_open(struct kg_serve *s, struct kg_error *err)
         rc = kg_metrics_add_histo(s->own_metrics, histo_rows[i].name, histo_rows[i].doc,
                                   &s->histos[i], s->model_label, err);
     }
-    return rc;
+    return rc == KG_OK ? kg_split_open(s, err) : rc;
 }
 
 void kg_stats_close(struct kg_serve *s)
@@ -129,6 +129,7 @@ void kg_stats_close(struct kg_serve *s)
     kg_metrics_destroy(s->own_metrics);
     for (uint32_t i = 0; i < KG_N_SERVE_HISTOS; i++)
         kg_histo_fini(&s->histos[i]);
+    kg_split_close(s);
 }
 
 static double seconds(uint64_t from, uint64_t to)
@@ -383,6 +384,7 @@ int kg_stats_write(struct kg_serve *s, struct kg_buf *b)
         s->n_paused);
     put(s, b, "kedge:preparing", KG_GAUGE, "Bodies with a preparation thread.",
         kg_prep_n_tasks(s->prep));
+    kg_split_write(s, b);
     (void)kg_metrics_write(s->own_metrics, b);
     if (s->parts.metrics != NULL)
         (void)kg_metrics_write(s->parts.metrics, b);

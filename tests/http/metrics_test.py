@@ -57,6 +57,17 @@ def test_every_metric_is_a_row_of_the_docs_with_its_unit():
     assert all(unit.strip() for unit in rows.values())
 
 
+def test_every_metric_of_an_arm_is_a_row_of_the_docs():
+    with open(os.path.join(kedge.ROOT, "core", "docs", "metrics.md"), encoding="utf-8") as f:
+        rows = set(re.findall(r"^\| `([a-z0-9_:]+)` \| (?:counter|gauge|histogram) \| [^|]+ \|",
+                              f.read(), re.M))
+    with kedge.Server({"arm a": {"share": 50}, "arm b": {"share": 50}}) as other:
+        text = other.ok("/metrics").decode()
+    names = set(re.findall(r"^# TYPE (\S+) ", text, re.M))
+    assert len([n for n in names if "kedge:arm" in n]) == 14, names
+    assert names <= rows, sorted(names - rows)
+
+
 def test_the_scrape_and_alert_files_are_accepted():
     p = promtool("rules", os.path.join(DIR, "alerts.yml"))
     assert p.returncode == 0, p

@@ -221,14 +221,105 @@ static void what_is_not_built_is_refused_or_warned_of(void **state)
          "t:3: [parallel] ep = 3: more than one rank is not built yet\n");
     says("[cluster]\nnodes = 2\n",
          "t:2: [cluster] nodes = 2: more than one machine is not built yet\n");
-    says("[arm blue]\nlifetime = max\n",
-         "t:2: [arm blue]: server arms are not built yet; run one configuration per server\n");
     assert_int_equal(kg_config_read_text(c, "t", text, sizeof(text) - 1), KG_OK);
     assert_int_equal(kg_config_finish(c), KG_OK);
     assert_string_equal(kg_config_warnings(c),
                         "t:2: [prefix] enabled = no: every request is computed from its first "
                         "token, also a chat's next turn\n");
     kg_config_destroy(c);
+}
+
+#define TWO "[arm a]\nshare = 50\n[arm b]\nshare = 50\n"
+
+static uint32_t drafts_of(const struct kg_choice *c)
+{
+    size_t at = kg_opt_find(c->ref.plugin->opts, "drafts")->offset;
+
+    return *(const uint32_t *)(const void *)((const char *)c->conf + at);
+}
+
+static void an_arm_overrides_what_is_marked_and_nothing_else(void **state)
+{
+    static const char ok[] = "[arms]\nfield = header:x-session\nseed = 7\n"
+                             "[prefix]\ncheckpoint = branch\ninterval = 100\n"
+                             "[spec-ngram]\ndrafts = 5\nmin_gain = 0.25\n"
+                             "[arm control]\nshare = 30\n"
+                             "[arm fast-1]\nshare = 70\nspec = ngram\ndrafts = 3\n"
+                             "checkpoint = interval\nlifetime = max\naccept = block\nclass = f\n";
+    struct kg_config *c = fresh();
+
+    (void)state;
+    assert_int_equal(kg_config_read_text(c, "t", ok, sizeof(ok) - 1), KG_OK);
+    if (kg_config_finish(c) != KG_OK)
+        fail_msg("%s", kg_config_errors(c));
+    const struct kg_conf *v = kg_config_conf(c);
+    assert_int_equal(v->arms.n, 2);
+    assert_string_equal(v->arms.arms[0].name, "control");
+    assert_string_equal(v->arms.arms[0].overrides, "");
+    assert_string_equal(v->arms.arms[1].overrides,
+                        "spec = ngram, drafts = 3, checkpoint = interval, lifetime = max, "
+                        "accept = block, class = f");
+    assert_true(v->arms.arms[0].share == 30 && v->arms.arms[1].share == 70);
+    assert_string_equal(v->arms.arms[1].class_name, "f");
+    const struct kg_engine_arm *a = &v->arm_rules[0], *b = &v->arm_rules[1];
+    assert_true(a->checkpoint == 3 && a->interval == 100 && a->lifetime == 0 && a->accept == 0);
+    assert_true(b->checkpoint == 1 && b->interval == 100 && b->lifetime == 1 && b->accept == 2);
+    assert_true(a->salt != 0 && b->salt != 0 && a->salt != b->salt);
+    assert_string_equal(kg_config_arm_choice(c, 0)->ref.plugin->name, "off");
+    assert_string_equal(kg_config_arm_choice(c, 1)->ref.plugin->name, "ngram");
+    assert_int_equal(drafts_of(kg_config_arm_choice(c, 1)), 3);
+    struct kg_choice other;
+    struct kg_error err;
+    assert_int_equal(kg_config_arm_plugin(c, 0, "ngram", &other, &err), KG_OK);
+    assert_int_equal(drafts_of(&other), 5);
+    assert_int_equal(v->engine.checkpoint, 3); /* what the others have stays */
+    kg_config_destroy(c);
+    c = fresh();
+    assert_int_equal(kg_config_read_text(c, "t", TWO, sizeof(TWO) - 1), KG_OK);
+    assert_int_equal(kg_config_set(c, "arms.share_cache=yes"), KG_OK);
+    assert_int_equal(kg_config_set(c, "arm b.interval=64"), KG_OK);
+    assert_int_equal(kg_config_finish(c), KG_OK);
+    assert_true(kg_config_conf(c)->arm_rules[1].salt == 0);
+    assert_int_equal(kg_config_conf(c)->arm_rules[1].interval, 64);
+    kg_config_destroy(c);
+}
+
+static void mistakes_in_arms_name_section_and_key(void **state)
+{
+    (void)state;
+    says("[arm a]\nshare = 100\n[arm b]\nshare = 0\nmax_seqs = 3\n",
+         "t:5: [arm b] max_seqs: [engine] max_seqs is the same for all arms, which share one "
+         "engine; to compare two of them run kedge ab\n");
+    says("[arm a]\nshare = 100\n[arm b]\nshare = 0\ndraft = x\n",
+         "t:5: [arm b] draft: [model] draft is the same for all arms, which share one engine; to "
+         "compare two of them run kedge ab\n");
+    says("[arm a]\nshare = 100\n[arm b]\nshare = 0\nspec = ngram\nlength = 3\n",
+         "t:6: [arm b] length: no such key of an arm, which may set share, class, spec, "
+         "checkpoint, interval, lifetime, accept, drafts, min_gain; what belongs to the engine is "
+         "compared by kedge ab\n");
+    says("[arm a]\nshare = 100\n[arm b]\n", "t:3: [arm b] share is missing: the percentage of the "
+                                            "keys it gets\n");
+    says("[arm a]\nshare = 90\n[arm b]\nshare = 11\n",
+         "config: [arm NAME] share: the shares add up to 101, wanted 100\n");
+    says("[arm a]\nshare = 100\n", "config: [arm a] is the only arm: a comparison needs another "
+                                   "one, which may override nothing\n");
+    says("[arm a]\nshare = 101\n[arm b]\nshare = 0\n",
+         "t:2: [arm a] share = \"101\": wanted 0 .. 100\n");
+    says("[arm a]\nshare = 100\n[arm b]\nshare = 0\ncheckpoint = never\n",
+         "t:5: [arm b] checkpoint = \"never\": wanted off, interval, boundary, branch, auto\n");
+    says("[arm a]\nshare = 100\n[arm b]\nshare = 0\nspec = ngram\ndrafts = 99\n",
+         "t:6: [arm b] drafts = \"99\": wanted 1 .. 16\n");
+    says("[arm two words]\nshare = 100\n",
+         "t:1: [arm two words]: the name of an arm has at most 31 of a-z 0-9 _ -\n");
+    says(TWO "[arms]\nfield = session\n",
+         "t:6: [arms] field = session: wanted user, tenant, request or header:NAME\n");
+    says(TWO "[arms]\nshares = 3\n", "t:6: [arms] shares: no such key\n");
+    says("[arm a]\nshare = 50\n[arm b]\nshare = 50\n[arm a]\nshare = 50\n",
+         "t:6: [arm a] share is given twice, first at t:2\n");
+    says("[arm 0]\nshare=0\n[arm 1]\nshare=0\n[arm 2]\nshare=0\n[arm 3]\nshare=0\n"
+         "[arm 4]\nshare=0\n[arm 5]\nshare=0\n[arm 6]\nshare=0\n[arm 7]\nshare=0\n"
+         "[arm 8]\nshare=100\n",
+         "t:17: [arm 8]: more than 8 arms\n");
 }
 
 static void values_that_contradict_each_other_are_refused(void **state)
@@ -418,6 +509,8 @@ int main(void)
         cmocka_unit_test(a_zero_byte_ends_no_line_early),
         cmocka_unit_test(a_long_path_hides_no_line_number),
         cmocka_unit_test(what_is_not_built_is_refused_or_warned_of),
+        cmocka_unit_test(an_arm_overrides_what_is_marked_and_nothing_else),
+        cmocka_unit_test(mistakes_in_arms_name_section_and_key),
         cmocka_unit_test(values_that_contradict_each_other_are_refused),
         cmocka_unit_test(relative_paths_mean_the_folder_of_the_file),
         cmocka_unit_test(every_row_is_sane_and_every_bound_is_exact),

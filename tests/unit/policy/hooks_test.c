@@ -37,7 +37,7 @@ static void arrive_sees_every_field_and_no_more(void **state)
     static const char script[] =
         "function arrive(req, view)\n"
         "  if req.user ~= 'ann' then return end\n"
-        "  local want = {tenant='acme', user='ann', endpoint='chat', stream=false, echo=false,\n"
+        "  local want = {tenant='acme', user='ann', arm='blue', endpoint='chat', stream=false, echo=false,\n"
         "    prompts=1, n=1, prompt_tokens=100, max_tokens=50, priority=0}\n"
         "  local seen = {now_s=2.5, sequences=3, max_sequences=1024, running=2, waiting=1,\n"
         "    arena_bytes=1000000, live_bytes=400000, cached_bytes=100000, promised_bytes=50000}\n"
@@ -63,7 +63,7 @@ static void admit_sees_every_field_and_no_more(void **state)
     static const char script[] =
         "function admit(req, view)\n"
         "  if req.waited_ms ~= 7 then return end\n"
-        "  local want = {tenant='acme', class='', priority=2, prompt_tokens=100,\n"
+        "  local want = {tenant='acme', class='', arm='green', priority=2, prompt_tokens=100,\n"
         "    max_tokens=50, hit_page_tokens=0, hit_state_tokens=0, waited_ms=7,\n"
         "    need_pages=3, need_states=1, need_bytes=8000}\n"
         "  local seen = {now_s=1, waiting=4, running=6, max_running=64, step_tokens=512,\n"
@@ -78,7 +78,7 @@ static void admit_sees_every_field_and_no_more(void **state)
         "end\n"
         "function window(class, view)\n"
         "  if class.verified ~= 200 then return end\n"
-        "  local want = {tenant='acme', class='chat', sequences=3, context_tokens=4096,\n"
+        "  local want = {tenant='acme', class='chat', arm='red', sequences=3, context_tokens=4096,\n"
         "    verified=200, accepted=120}\n"
         "  for k, v in pairs(want) do assert(class[k] == v, k) end\n"
         "  for k in pairs(class) do assert(want[k] ~= nil, k) end\n"

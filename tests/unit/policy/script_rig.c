@@ -82,6 +82,7 @@ struct kg_policy_arrive rig_request(void)
 {
     return (struct kg_policy_arrive){.tenant = "acme",
                                      .user = "ann",
+                                     .arm = "blue",
                                      .endpoint = "chat",
                                      .n_prompts = 1,
                                      .n = 1,
@@ -106,6 +107,7 @@ struct kg_policy_admit rig_admit(void)
 {
     return (struct kg_policy_admit){.tenant = "acme",
                                     .class_name = "",
+                                    .arm = "green",
                                     .now_ns = KG_NS_PER_S,
                                     .waited_ns = 7 * KG_NS_PER_MS,
                                     .priority = 2,
@@ -130,6 +132,7 @@ struct kg_policy_class rig_class(void)
 {
     return (struct kg_policy_class){.tenant = "acme",
                                     .class_name = "chat",
+                                    .arm = "red",
                                     .now_ns = KG_NS_PER_S,
                                     .block = 7,
                                     .sequences = 3,
