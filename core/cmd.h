@@ -16,6 +16,7 @@ int kg_cmd_check(int argc, char **argv);
 int kg_cmd_bench_serve(int argc, char **argv); /* kedge bench serve ... */
 int kg_cmd_bench_step(int argc, char **argv);  /* kedge bench step ... */
 int kg_cmd_bench_index(int argc, char **argv); /* kedge bench index ... */
+int kg_cmd_bench_comm(int argc, char **argv);  /* kedge bench comm ... */
 int kg_cmd_replay(int argc, char **argv);
 int kg_cmd_ab(int argc, char **argv);
 int kg_cmd_plugins(int argc, char **argv);

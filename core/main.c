@@ -36,6 +36,9 @@ static const struct command commands[] = {
 #ifdef KG_CMD_BENCH_INDEX
     {"bench", "index", kg_cmd_bench_index, "measure the prefix index alone"},
 #endif
+#ifdef KG_CMD_BENCH_COMM
+    {"bench", "comm", kg_cmd_bench_comm, "measure sums over ranks by size and algorithm"},
+#endif
     {"plugins", NULL, kg_cmd_plugins, "list plugins, their options, or why one was refused"},
     {"config-reference", NULL, kg_cmd_config_reference, "print all options as Markdown"},
 #ifdef KG_CMD_TOKENIZE

@@ -22,6 +22,7 @@ struct job {
     struct symm_channel *ch;
     struct symm_said said;
     size_t one;       /* bytes of an element */
+    uint64_t flag;    /* of this piece's lines: its number, and 16 bits of what the call is */
     uint64_t give_up; /* deadline of the waits for lines */
 };
 
@@ -83,13 +84,6 @@ static const char *source_of(const struct job *j, uint32_t rank, int *open)
 
 /* --- push --- */
 
-static uint64_t call_flag(const struct job *j)
-{
-    uint64_t h = symm_hash(&j->said, offsetof(struct symm_said, in_offset), 0);
-
-    return j->ch->piece << 16 | (h & 0xffff);
-}
-
 static struct symm_line *lines_of(const struct job *j, uint32_t rank)
 {
     return (struct symm_line *)half_of(j, rank, j->c->plan.lines, j->c->plan.lines_half);
@@ -99,11 +93,12 @@ static struct symm_line *lines_of(const struct job *j, uint32_t rank)
 static void push(struct job *j, const void *data, uint64_t bytes)
 {
     struct symm_line *l = lines_of(j, j->c->rank);
-    uint64_t flag = call_flag(j);
+    uint64_t h = symm_hash(&j->said, offsetof(struct symm_said, in_offset), 0);
 
+    j->flag = j->ch->piece << 16 | (h & 0xffff);
     for (uint64_t at = 0; at == 0 || at < bytes; at += SYMM_LINE_DATA, l++) {
         memcpy(l->data, (const char *)data + at, (size_t)least(SYMM_LINE_DATA, bytes - at));
-        atomic_store_explicit(&l->flag, flag, memory_order_release);
+        atomic_store_explicit(&l->flag, j->flag, memory_order_release);
     }
     symm_arrive(j->c, j->k->channel, &j->said);
 }
@@ -111,7 +106,7 @@ static void push(struct job *j, const void *data, uint64_t bytes)
 /* Waits until a line of another rank is there. */
 static int line_came(struct job *j, uint32_t rank, const struct symm_line *l)
 {
-    uint64_t want = call_flag(j);
+    uint64_t want = j->flag;
 
     for (uint32_t i = 0;; i++) {
         uint64_t flag = atomic_load_explicit(&l->flag, memory_order_acquire);

@@ -38,8 +38,8 @@ static const struct kg_opt options[] = {
      .def = "0",
      .min = 0,
      .max = 100000000,
-     .doc = "Looks at a late rank before the core is given away; 0: 2000 while every rank has a "
-            "core, else 100. Unit: looks."},
+     .doc = "Looks at a late rank before the core is given away; 0: 50 while every rank has a "
+            "core, else 20. Unit: looks."},
     {.name = "checksum",
      .type = KG_OPT_BOOL,
      .offset = offsetof(struct symm_conf, checksum),
@@ -60,13 +60,14 @@ static const struct kg_metric metrics[] = {
 };
 
 /* Which algorithm up to how many bytes, by ranks; the last row is for all larger groups. Measured
- * with `kedge bench comm` (core/docs/performance.md). */
+ * with `kedge bench comm` (core/docs/collectives.md); on host memory push was the fastest for one
+ * line only. */
 static const struct band {
     uint32_t world, push, one_shot;
 } bands[] = {
-    {2, 8192, 131072},
-    {4, 4096, 65536},
-    {SYMM_MAX_WORLD, 2048, 32768},
+    {2, SYMM_LINE_DATA, 512},
+    {4, 1, 32768},
+    {SYMM_MAX_WORLD, 1, 32768},
 };
 
 static void choose_bands(struct kg_comm *c)
@@ -80,7 +81,7 @@ static void choose_bands(struct kg_comm *c)
     if (c->conf.checksum) /* lines carry no sums */
         c->push_max = 0;
     if (c->conf.spins == 0)
-        c->conf.spins = (long)c->world <= sysconf(_SC_NPROCESSORS_ONLN) ? 2000 : 100;
+        c->conf.spins = (long)c->world <= sysconf(_SC_NPROCESSORS_ONLN) ? 50 : 20;
 }
 
 static void symm_close(struct kg_comm *comm)

@@ -205,6 +205,7 @@ static int prepare(int argc, char **argv)
 
     if (argc < 4 || kg_plugin_load("", KG_KIND_COMM, argv[1], &ref, &err) != KG_OK)
         return 0;
+    kg_arena_init(&strings, 4096, 1 << 20);
     fix.plugin = ref.plugin;
     fix.world = (uint32_t)strtoul(argv[2], NULL, 10);
     fix.threads = strcmp(argv[3], "threads") == 0;

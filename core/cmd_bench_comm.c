@@ -1,0 +1,237 @@
+/* kedge bench comm: how long a sum over ranks takes, by size, ranks and algorithm, here. */
+#include "bench_comm.h"
+#include "cmd.h"
+#include "opt.h"
+#include "plugin.h"
+
+#include "base/arena.h"
+#include "base/num.h"
+#include "ranks/boot.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_WORLDS 8
+
+/* The ways there are, in the order of the table; those whose plugin cannot be loaded are left out
+ * and say why. */
+static const struct {
+    const char *name, *plugin, *sets; /* sets: KEY=VALUE, blank between */
+} ways[] = {
+    {"plain", NULL, NULL},
+    {"push", "symmem", "push=1m"},
+    {"one-shot", "symmem", "push=1 one_shot=1g"},
+    {"two-shot", "symmem", "push=1 one_shot=1"},
+    {"symmem", "symmem", NULL},
+    {"nccl", "nccl", NULL},
+};
+#define N_WAYS (sizeof(ways) / sizeof(ways[0]))
+enum { WAY_PUSH = 1, WAY_ONE_SHOT, WAY_TWO_SHOT };
+
+struct bench {
+    struct kg_bench_comm b;
+    uint32_t which[KG_BENCH_COMM_WAYS]; /* index into ways of each column */
+    struct kg_plugin_ref refs[N_WAYS];
+    struct kg_arena strings;
+    uint32_t worlds[MAX_WORLDS], n_worlds;
+    struct kg_error missing[N_WAYS];
+};
+
+static int set_options(struct bench *b, const struct kg_plugin *p, const char *sets, void *conf,
+                       struct kg_error *err)
+{
+    char copy[100];
+    char *rest = copy, *word;
+
+    int rc = kg_opt_defaults(p->opts, conf, &b->strings, err);
+    (void)snprintf(copy, sizeof(copy), "%s", sets != NULL ? sets : "");
+    while (rc == KG_OK && (word = strsep(&rest, " ")) != NULL && *word != '\0') {
+        char *value = strchr(word, '=');
+        *value++ = '\0';
+        const struct kg_opt *row = kg_opt_find(p->opts, word);
+        rc = row == NULL ? kg_fail(err, KG_EABI, "comm-%s has no option \"%s\"", p->name, word)
+                         : kg_opt_parse(row, value, conf, &b->strings, err);
+    }
+    return rc;
+}
+
+/* Loads what can be loaded; a plugin that cannot run on host memory is left out. */
+static int find_ways(struct bench *b, const char *dir, struct kg_error *err)
+{
+    int rc = KG_OK;
+
+    for (uint32_t i = 0; i < N_WAYS && rc == KG_OK; i++) {
+        struct kg_bench_way *w = &b->b.ways[b->b.n_ways];
+        const struct kg_plugin *p = NULL;
+        if (ways[i].plugin != NULL) {
+            if (kg_plugin_load(dir, KG_KIND_COMM, ways[i].plugin, &b->refs[i], &b->missing[i]) !=
+                KG_OK)
+                continue;
+            p = b->refs[i].plugin;
+            if ((p->caps & KG_COMM_CAP_HOST) == 0) {
+                (void)kg_fail(&b->missing[i], KG_ECONFIG, "comm-%s does not work on host memory",
+                              p->name);
+                continue;
+            }
+        }
+        *w = (struct kg_bench_way){.name = ways[i].name, .plugin = p};
+        if (p != NULL && p->conf_size > 0) {
+            void *conf = calloc(1, p->conf_size);
+            w->conf = conf;
+            rc = conf == NULL ? kg_fail(err, KG_ENOMEM, "out of memory")
+                              : set_options(b, p, ways[i].sets, conf, err);
+        }
+        b->which[b->b.n_ways++] = i;
+    }
+    return rc;
+}
+
+/* The largest size up to which a way is the fastest of three at every size; 0 for none. */
+static uint64_t band(const struct bench *b, uint32_t way, uint32_t than)
+{
+    uint32_t a = KG_BENCH_COMM_WAYS, c = KG_BENCH_COMM_WAYS;
+    uint64_t to = 0;
+
+    for (uint32_t w = 0; w < b->b.n_ways; w++) {
+        a = b->which[w] == way ? w : a;
+        c = b->which[w] == than ? w : c;
+    }
+    if (a == KG_BENCH_COMM_WAYS || c == KG_BENCH_COMM_WAYS)
+        return 0;
+    for (uint32_t i = 0; i < b->b.n_sizes; i++) {
+        if (b->b.cells[i][a].p50_us > b->b.cells[i][c].p50_us)
+            break;
+        to = b->b.sizes[i];
+    }
+    return to;
+}
+
+static void print_table(const struct bench *b)
+{
+    (void)printf("all-reduce, F32, %u ranks (processes), microseconds: median (99 %%)\n%10s",
+                 b->b.world, "bytes");
+    for (uint32_t w = 0; w < b->b.n_ways; w++)
+        (void)printf(" %18s", b->b.ways[w].name);
+    (void)putchar('\n');
+    for (uint32_t i = 0; i < b->b.n_sizes; i++) {
+        (void)printf("%10llu", (unsigned long long)b->b.sizes[i]);
+        for (uint32_t w = 0; w < b->b.n_ways; w++)
+            (void)printf(" %8.2f (%7.1f)", b->b.cells[i][w].p50_us, b->b.cells[i][w].p99_us);
+        (void)putchar('\n');
+    }
+    (void)printf("measured bands: push up to %llu, one-shot up to %llu bytes, then two-shot\n\n",
+                 (unsigned long long)band(b, WAY_PUSH, WAY_ONE_SHOT),
+                 (unsigned long long)band(b, WAY_ONE_SHOT, WAY_TWO_SHOT));
+}
+
+static void print_json(const struct bench *b, int first)
+{
+    (void)printf("%s{\"ranks\":%u,\"op\":\"all_reduce\",\"dtype\":\"f32\",\"rows\":[",
+                 first ? "[" : ",", b->b.world);
+    for (uint32_t i = 0; i < b->b.n_sizes; i++) {
+        (void)printf("%s{\"bytes\":%llu", i == 0 ? "" : ",", (unsigned long long)b->b.sizes[i]);
+        for (uint32_t w = 0; w < b->b.n_ways; w++)
+            (void)printf(",\"%s\":{\"p50_us\":%.3f,\"p99_us\":%.3f}", b->b.ways[w].name,
+                         b->b.cells[i][w].p50_us, b->b.cells[i][w].p99_us);
+        (void)putchar('}');
+    }
+    (void)printf("],\"push_to\":%llu,\"one_shot_to\":%llu}",
+                 (unsigned long long)band(b, WAY_PUSH, WAY_ONE_SHOT),
+                 (unsigned long long)band(b, WAY_ONE_SHOT, WAY_TWO_SHOT));
+}
+
+/* "2,4" or "256,14k" as ascending numbers lo .. hi, at most `most`; their count, 0 when wrong. */
+static uint32_t parse_list(const char *text, uint64_t lo, uint64_t hi, uint64_t *out, uint32_t most)
+{
+    char copy[300];
+    char *rest = copy, *word;
+    uint32_t n = 0;
+
+    if (strlen(text) >= sizeof(copy))
+        return 0;
+    (void)snprintf(copy, sizeof(copy), "%s", text);
+    while ((word = strsep(&rest, ",")) != NULL) {
+        uint64_t v;
+        if (n == most || kg_num_u64_suffix(word, &v) != KG_OK || v < lo || v > hi ||
+            (n > 0 && v <= out[n - 1]))
+            return 0;
+        out[n++] = v;
+    }
+    return n;
+}
+
+static int measure(struct bench *b, const struct kg_cmd_line *line, const char *dir)
+{
+    struct kg_error err = {0};
+
+    int rc = find_ways(b, dir, &err);
+    for (uint32_t i = 0; i < b->n_worlds && rc == KG_OK; i++) {
+        b->b.world = b->worlds[i];
+        rc = kg_bench_comm_run(&b->b, &err);
+        if (rc == KG_OK && line->json)
+            print_json(b, i == 0);
+        else if (rc == KG_OK)
+            print_table(b);
+    }
+    if (rc == KG_OK && line->json)
+        (void)puts("]");
+    for (uint32_t i = 0; i < N_WAYS && rc == KG_OK && !line->json; i++) {
+        if (b->missing[i].rc != KG_OK)
+            (void)printf("%s: not measured: %s\n", ways[i].name, b->missing[i].text);
+    }
+    for (uint32_t w = 0; w < b->b.n_ways; w++)
+        free((void *)(uintptr_t)b->b.ways[w].conf);
+    return rc == KG_OK ? KG_EXIT_OK : kg_cmd_fail(&err);
+}
+
+int kg_cmd_bench_comm(int argc, char **argv)
+{
+    const char *ranks = "2,4", *sizes = "256,1k,4k,14336,64k,256k,1m,4m", *repeats = NULL,
+               *calls = NULL;
+    const struct kg_cmd_flag flags[] = {
+        {"--ranks", "LIST", "group sizes (2,4)", &ranks, NULL},
+        {"--sizes", "LIST", "bytes a rank gives (256,1k,4k,14336,64k,256k,1m,4m)", &sizes, NULL},
+        {"--repeats", "N", "repeats a figure is the median of (7)", &repeats, NULL},
+        {"--calls", "N", "calls of a repeat (200)", &calls, NULL},
+        {0},
+    };
+    struct kg_cmd_line line;
+    struct kg_config *config;
+    struct bench *b;
+    uint64_t worlds[MAX_WORLDS], n_repeats = 7, n_calls = 200;
+
+    int rc =
+        kg_cmd_parse(&line, argc, argv, "kedge bench comm [--ranks LIST] [--sizes LIST]",
+                     "Measures sums over ranks by size and algorithm, in processes.", flags, 0);
+    if (rc >= 0)
+        return rc;
+    b = calloc(1, sizeof(*b));
+    if (b == NULL) {
+        (void)fputs("kedge: out of memory\n", stderr);
+        return KG_EXIT_FAILED;
+    }
+    kg_arena_init(&b->strings, 4096, 1 << 20);
+    b->n_worlds = parse_list(ranks, 1, KG_BOOT_MAX_WORLD, worlds, MAX_WORLDS);
+    b->b.n_sizes = parse_list(sizes, 4, 1u << 28, b->b.sizes, KG_BENCH_COMM_SIZES);
+    for (uint32_t i = 0; i < b->b.n_sizes; i++)
+        b->b.sizes[i] = b->b.sizes[i] / 4 * 4;
+    if (b->n_worlds == 0)
+        rc = kg_cmd_bad("--ranks", ranks, "up to 8 ascending numbers of 1 .. 64");
+    else if (b->b.n_sizes == 0)
+        rc = kg_cmd_bad("--sizes", sizes, "up to 24 ascending numbers of 4 .. 256m");
+    else if ((rc = kg_cmd_whole("--repeats", repeats, 1, 99, &n_repeats)) < 0)
+        rc = kg_cmd_whole("--calls", calls, 4, 100000, &n_calls);
+    if (rc < 0)
+        rc = kg_cmd_config(&line, &config);
+    if (rc < 0) {
+        for (uint32_t i = 0; i < b->n_worlds; i++)
+            b->worlds[i] = (uint32_t)worlds[i];
+        b->b.repeats = (uint32_t)n_repeats;
+        b->b.calls = (uint32_t)n_calls;
+        rc = measure(b, &line, kg_config_plugin_dir(config));
+        kg_config_destroy(config);
+    }
+    kg_arena_fini(&b->strings);
+    free(b);
+    return rc;
+}
