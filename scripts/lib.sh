@@ -36,6 +36,8 @@ nodejs|cc:node|the OpenAI client and the tokenizer oracle
 npm|cc:npm|installs them
 shellcheck|cc:shellcheck|checks the scripts
 binutils|cc:nm|checks what plugins export
+chromium|cc:chromium|shows the pages
+chromium-driver|cc:chromedriver|tells it what to show
 LIST
 }
 

@@ -16,6 +16,8 @@ enum route {
     ROUTE_PLUGINS,
     ROUTE_ARMS,
     ROUTE_RELOAD,
+    ROUTE_LIVE,
+    ROUTE_PAGE,
     N_ROUTES,
 };
 
@@ -37,6 +39,8 @@ static const struct {
     [ROUTE_PLUGINS] = {"/admin/plugins", true, true, true, ADMIN},
     [ROUTE_ARMS] = {"/admin/arms", true, true, true, ADMIN},
     [ROUTE_RELOAD] = {"/admin/reload", false, true, false, ADMIN},
+    [ROUTE_LIVE] = {"/admin/live", true, false, false, ADMIN},
+    [ROUTE_PAGE] = {"/", true, false, false, ANYBODY},
 };
 
 /* The route of a path; N_ROUTES when there is none. /v1/models/NAME is a model of its own. */
@@ -127,6 +131,8 @@ static int on_head(void *ctx, struct kg_http_req *req, struct kg_api_error *err)
                            "the API key is missing or wrong; send Authorization: Bearer KEY");
     if (routes[r].access == ADMIN && kg_admin_allowed(s, req, key_is_good(s, head), err) != KG_OK)
         return err->status;
+    if (r == ROUTE_LIVE && kg_page_allowed(s, req, key_is_good(s, head), err) != KG_OK)
+        return err->status;
     if (post && routes[r].body && !is_json(head, routes[r].access))
         return kg_api_fail(err, 415, "unsupported_media_type", "",
                            "the body must be application/json, and say so in Content-Type");
@@ -187,6 +193,12 @@ static void on_request(void *ctx, struct kg_http_req *req)
         return;
     case ROUTE_RELOAD:
         kg_admin_reload(s, req);
+        return;
+    case ROUTE_LIVE:
+        kg_page_live(s, req);
+        return;
+    case ROUTE_PAGE:
+        kg_page_get(req);
         return;
     case ROUTE_HEALTH:
         if (!kg_stats_healthy(s, &err)) {

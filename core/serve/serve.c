@@ -200,6 +200,7 @@ int kg_serve_create(const struct kg_serve_parts *parts, struct kg_serve **serve,
     s->parts = *parts;
     s->stop_fd = -1;
     s->created = (int64_t)time(NULL);
+    s->start_ns = kg_now_ns();
     kg_buf_init(&s->scratch_out, 0);
     if (getrandom(&s->seed_state, sizeof(s->seed_state), 0) != (ssize_t)sizeof(s->seed_state))
         s->seed_state = kg_now_ns();
@@ -211,6 +212,8 @@ int kg_serve_create(const struct kg_serve_parts *parts, struct kg_serve **serve,
     s->scratch = kg_tok_scratch_new(parts->tok);
     rc = s->base == NULL || s->scratch == NULL ? kg_fail(err, KG_ENOMEM, "out of memory")
                                                : open_slots(s, err);
+    if (rc == KG_OK && kg_page_open(s) != KG_OK)
+        rc = kg_fail(err, KG_ENOMEM, "out of memory");
     if (rc == KG_OK)
         rc = kg_stats_open(s, err);
     if (rc == KG_OK)
@@ -248,6 +251,7 @@ void kg_serve_destroy(struct kg_serve *s)
     if (s->stop_fd >= 0)
         (void)close(s->stop_fd);
     kg_stats_close(s);
+    kg_page_close(s);
     kg_tok_scratch_free(s->scratch);
     free(s->slots);
     kg_buf_fini(&s->scratch_out);

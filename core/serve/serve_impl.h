@@ -5,11 +5,13 @@
 #include "serve/answer.h"
 #include "serve/http.h"
 #include "serve/openai_write.h"
+#include "serve/page.h"
 #include "serve/prep.h"
 #include "serve/serve.h"
 #include <event2/event.h>
 
 struct kg_job;
+struct kg_page;
 
 /* One sequence of a job in the engine: the message id is `generation << 32 | slot + 1`. */
 struct kg_slot {
@@ -81,7 +83,9 @@ struct kg_serve {
     bool draining, cancelled;
     uint32_t n_cut;          /* requests cancelled by the end of the drain */
     uint64_t drain_start_ns; /* monotonic */
+    uint64_t start_ns;       /* monotonic */
     int64_t created;         /* seconds since 1970 */
+    struct kg_page *page;    /* page.c */
 
     struct kg_cell cells[KG_N_SERVE_CELLS];
     struct kg_histo histos[KG_N_SERVE_HISTOS];

@@ -149,6 +149,7 @@ void kg_stats_done(struct kg_serve *s, const struct kg_event *e, const char *fin
     else if (e->finish == KG_FINISH_LENGTH)
         cell = KG_SC_SUCCESS_LENGTH;
     kg_add(&s->cells[cell], 1);
+    kg_page_done(s, e);
     if (finish == NULL || e->finish > KG_FINISH_CALLER)
         return;
     kg_histo_observe(&h[KG_SH_PROMPT_TOKENS], e->n_prompt);
@@ -213,6 +214,10 @@ static void put_engine(struct kg_serve *s, struct kg_buf *b, const struct kg_eng
         (double)st->moved_bytes);
     put(s, b, "kedge:idle_moves_total", KG_COUNTER, "Units the pool moved while nothing ran.",
         (double)st->idle_moves);
+    put(s, b, "kedge:pictures_total", KG_COUNTER, "Pictures of the engine made for the page at /.",
+        (double)st->pictures);
+    put(s, b, "kedge:picture_seconds_total", KG_COUNTER,
+        "Time of the engine's thread that went into them.", (double)st->picture_ns_sum / 1e9);
     put(s, b, "kedge:plans_dropped_total", KG_COUNTER, "Scheduler plans that broke a rule.",
         (double)st->plans_dropped);
 }

@@ -70,6 +70,18 @@ void kg_engine_stats(const struct kg_engine *engine, struct kg_engine_stats *sta
     *stats = (struct kg_engine_stats){0};
 }
 
+void kg_engine_picture_ask(struct kg_engine *engine)
+{
+    (void)engine;
+}
+
+int kg_engine_picture(const struct kg_engine *engine, struct kg_picture *picture)
+{
+    (void)engine;
+    (void)picture;
+    return KG_ENOENT;
+}
+
 const struct kg_exec_desc *kg_engine_desc(const struct kg_engine *engine)
 {
     static const struct kg_exec_desc desc = {.vocab = 4096};
