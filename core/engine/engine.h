@@ -274,7 +274,7 @@ struct kg_engine_stats {
     struct kg_spec_count spec;
     uint64_t draft_ns_sum, commit_ns_sum; /* of step_ns_sum, as far as the backend says */
     uint64_t preemptions, moves, moved_bytes;
-    uint64_t idle_moves; /* of moves: while nothing ran, so that no step has to */
+    uint64_t idle_moves;    /* of moves: while nothing ran, so that no step has to */
     uint64_t finished[8];   /* by enum kg_finish */
     uint64_t plans_dropped; /* scheduler plans that broke a rule */
     uint64_t drafts_failed, nan_rows;
@@ -324,7 +324,7 @@ struct kg_picture_req {
     uint32_t paused;                            /* 1: for a slow reader */
     uint32_t short_of;                          /* waits: 1 + the kind that was short, 0 none */
     uint32_t hit_page_tokens, hit_state_tokens; /* waits: what it would find; else what it found */
-    uint32_t reserved;                          /* 0 */
+    uint32_t arm;                               /* kg_request.arm */
 };
 
 struct kg_picture {

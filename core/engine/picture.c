@@ -170,6 +170,7 @@ static void row_of(const struct kg_req *r, struct kg_picture_req *row)
                                             : r->state == KG_LIFE_PREFILL ? KG_PICTURE_PREFILLS
                                                                           : KG_PICTURE_DECODES,
                                    .paused = r->paused,
+                                   .arm = r->job->arm,
                                    .hit_state_tokens = done->n_cached,
                                    .hit_page_tokens = done->n_cached + done->n_lost};
     if (r->state == KG_LIFE_WAITING) {

@@ -525,6 +525,7 @@ void kg_job_event(struct kg_serve *s, const struct kg_event *ev)
         take_done(job, i, ev);
         kg_stats_done(s, ev, job->answers[i].answer.finish);
         kg_split_done(job, ev);
+        kg_page_done(s, ev, kg_split_name(job));
         job_free_if_over(job);
         return;
     }

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "serve/serve_impl.h"
+#include "serve/split.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 /* A sequence that ended. Times of the backend's clock. */
 struct done {
     uint64_t serial;
+    const char *arm; /* "" without arms */
     uint32_t n_prompt, n_output, hit_page, hit_state, n_preempted, verified, accepted, finish;
     double queue_ms, ttft_ms, tpot_ms, e2e_ms; /* NAN: there was none */
 };
@@ -42,11 +44,12 @@ static double ms_between(uint64_t from, uint64_t to)
     return from == 0 || to < from ? (double)NAN : (double)(to - from) / 1e6;
 }
 
-void kg_page_done(struct kg_serve *s, const struct kg_event *e)
+void kg_page_done(struct kg_serve *s, const struct kg_event *e, const char *arm)
 {
     struct done *d = &s->page->done[s->page->n_done % MOST_DONE];
 
     *d = (struct done){.serial = s->page->n_done++,
+                       .arm = arm,
                        .n_prompt = e->n_prompt,
                        .n_output = e->n_output,
                        .hit_page = e->n_cached + e->n_lost,
@@ -201,8 +204,16 @@ static void put_bins(struct kg_buf *b, const uint64_t *bins, uint32_t n)
     }
 }
 
-static void put_requests(struct kg_buf *b, const char *before, const struct kg_picture_req *rows,
-                         uint32_t n, uint64_t now_ns)
+static void put_arm(struct kg_buf *b, const char *arm)
+{
+    if (arm[0] == '\0')
+        return;
+    (void)kg_buf_puts(b, ",\"arm\":");
+    (void)kg_buf_json_str(b, arm, strlen(arm));
+}
+
+static void put_requests(const struct kg_serve *s, struct kg_buf *b, const char *before,
+                         const struct kg_picture_req *rows, uint32_t n, uint64_t now_ns)
 {
     static const char *const states[] = {"waits", "prefill", "decode"};
 
@@ -218,6 +229,7 @@ static void put_requests(struct kg_buf *b, const char *before, const struct kg_p
                             r->hit_page_tokens, r->hit_state_tokens, r->n_preempted);
         put_f64(b,
                 ",\"age_s\":", now_ns > r->arrival_ns ? (double)(now_ns - r->arrival_ns) / 1e9 : 0);
+        put_arm(b, kg_split_arm(s, r->arm));
         if (r->paused)
             (void)kg_buf_puts(b, ",\"paused\":true");
         if (r->short_of > 0)
@@ -255,8 +267,8 @@ static void put_picture(struct kg_serve *s, struct kg_buf *b)
         put_bins(b, p->bins[i], p->n_bins);
         (void)kg_buf_putc(b, ']');
     }
-    put_requests(b, "},\"running\":[", p->running, p->n_running, p->taken_ns);
-    put_requests(b, "],\"waiting\":[", p->waiting, p->n_waiting, p->taken_ns);
+    put_requests(s, b, "},\"running\":[", p->running, p->n_running, p->taken_ns);
+    put_requests(s, b, "],\"waiting\":[", p->waiting, p->n_waiting, p->taken_ns);
     (void)kg_buf_puts(b, "]}");
 }
 
@@ -306,6 +318,7 @@ static void put_done(const struct kg_page *page, struct kg_buf *b)
                             i > first ? "," : "", ULL(d->serial), finishes[d->finish], d->n_prompt,
                             d->n_output, d->hit_page, d->hit_state, d->n_preempted, d->verified,
                             d->accepted);
+        put_arm(b, d->arm);
         put_f64(b, ",\"queue_ms\":", d->queue_ms);
         put_f64(b, ",\"ttft_ms\":", d->ttft_ms);
         put_f64(b, ",\"tpot_ms\":", d->tpot_ms);
@@ -336,7 +349,8 @@ static void write_live(struct kg_serve *s, struct kg_buf *b)
     put_histo(b, ",\"queue\":", &s->histos[KG_SH_QUEUE]);
     (void)kg_buf_putc(b, '}');
     put_done(s->page, b);
-    (void)kg_buf_puts(b, ",\"arms\":[]");
+    (void)kg_buf_puts(b, ",\"arms\":");
+    kg_split_put(s, b);
     put_u64(b, ",\"cost\":{\"pictures\":", st.pictures);
     put_f64(b, ",\"seconds\":", (double)st.picture_ns_sum / 1e9);
     put_f64(b, ",\"most_s\":", (double)st.picture_ns_max / 1e9);

@@ -20,8 +20,8 @@ extern const char kg_page_headers[];
 /* What ended lately, and when the engine was last asked for a picture. KG_ENOMEM. */
 KG_CHECKED int kg_page_open(struct kg_serve *s);
 void kg_page_close(struct kg_serve *s);
-/* Notes a sequence that ended; e is its DONE event. */
-void kg_page_done(struct kg_serve *s, const struct kg_event *e);
+/* Notes a sequence that ended; e is its DONE event, arm lives as long as the server. */
+void kg_page_done(struct kg_serve *s, const struct kg_event *e, const char *arm);
 
 /*
  * Whether a request that /admin would answer may also see the numbers by way of a browser: with the

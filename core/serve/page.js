@@ -56,7 +56,8 @@
     // Rows of cells into a table; cells may be text or functions that fill their cell.
     function fill(table, head, rows, none) {
         const thead = table.tHead, body = table.tBodies[0];
-        if (head !== null && thead.rows.length === 0) {
+        if (head !== null && (thead.rows.length === 0 || thead.rows[0].cells.length !== head.length)) {
+            thead.replaceChildren();
             const tr = make(thead, "tr");
             head.forEach((text) => make(tr, "th", {scope: "col"}, text));
         }
@@ -424,26 +425,41 @@
     }
     const pair = (r) => (r.hit_page === 0 ? "–" : int(r.hit_page) + " / " + int(r.hit_state));
     function lists(d) {
-        const p = d.picture || {running: [], waiting: []};
-        fill($("run-table"), ["request", "phase", "", "computed", "prompt", "output", "pages", "hit: pages / state", "preempted", "age"],
-            p.running.map((r) => [int(r.n), r.paused ? r.state + ", paused" : r.state, (cell) => {
+        const p = d.picture || {running: [], waiting: []}, split = d.arms.length > 0;
+        const head = (a) => (split ? a.concat("arm") : a);
+        const row = (a, r) => (split ? a.concat(r.arm || "–") : a);
+        fill($("run-table"), head(["request", "phase", "", "computed", "prompt", "output", "pages", "hit: pages / state", "preempted", "age"]),
+            p.running.map((r) => row([int(r.n), r.paused ? r.state + ", paused" : r.state, (cell) => {
                 const bar = cell.firstChild || make(cell, "progress", {"aria-label": "computed of prompt and longest output"});
                 bar.max = r.prompt + r.max;
                 bar.value = r.computed;
             }, int(r.computed), int(r.prompt), int(r.output) + " / " + int(r.max), int(r.pages), pair(r), int(r.preempted),
-            time(r.age_s)]), "nobody");
-        fill($("wait-table"), ["request", "prompt", "output at most", "would hit: pages / state", "short of", "preempted", "age"],
-            p.waiting.map((r) => [int(r.n), int(r.prompt), int(r.max), pair(r), r.short_of || "–", int(r.preempted),
-                time(r.age_s)]), "nobody");
+            time(r.age_s)], r)), "nobody");
+        fill($("wait-table"), head(["request", "prompt", "output at most", "would hit: pages / state", "short of", "preempted", "age"]),
+            p.waiting.map((r) => row([int(r.n), int(r.prompt), int(r.max), pair(r), r.short_of || "–", int(r.preempted),
+                time(r.age_s)], r)), "nobody");
         $("run-more").textContent = d.queue.running > p.running.length && p.running.length > 0
             ? "the " + p.running.length + " oldest of " + int(d.queue.running) : "";
         $("wait-more").textContent = d.queue.waiting > p.waiting.length && p.waiting.length > 0
             ? "the " + p.waiting.length + " first of " + int(d.queue.waiting) : "";
-        fill($("done-table"), ["ended", "how", "prompt", "output", "hit: pages / state", "drafts: verified / accepted",
-            "queue", "TTFT", "TPOT", "in all"],
-        d.finished.slice(-20).reverse().map((r) => [int(r.n + 1), r.finish, int(r.prompt), int(r.output), pair(r),
+        fill($("done-table"), head(["ended", "how", "prompt", "output", "hit: pages / state", "drafts: verified / accepted",
+            "queue", "TTFT", "TPOT", "in all"]),
+        d.finished.slice(-20).reverse().map((r) => row([int(r.n + 1), r.finish, int(r.prompt), int(r.output), pair(r),
             r.verified === 0 ? "–" : int(r.verified) + " / " + int(r.accepted), ms(r.queue_ms), ms(r.ttft_ms), ms(r.tpot_ms),
-            ms(r.e2e_ms)]), "none yet");
+            ms(r.e2e_ms)], r)), "none yet");
+    }
+
+    // Of an experiment: each arm's own figures, and how its hits and drafts went.
+    function arms(d) {
+        $("arms").hidden = d.arms.length === 0;
+        fill($("arm-table"), ["arm", "share", "overrides", "ended well", "refused", "failed", "TTFT", "TPOT", "in all",
+            "prompt reused", "lost for want of a state", "drafts accepted", "preempted"],
+        d.arms.map((a) => {
+            const f = a.figures;
+            return [a.name, fixed(a.share) + " %", a.overrides || "–", int(f.ok), int(f.refused), int(f.error), ms(f.ttft_ms),
+                ms(f.tpot_ms), ms(f.e2e_ms), share(f.reused_tokens, f.prompt_tokens), share(f.lost_tokens, f.prompt_tokens),
+                share(f.accepted, f.verified), int(f.preemptions)];
+        }), "none");
     }
 
     // --- a sample ---
@@ -477,6 +493,7 @@
         acceptance(d.spec);
         buckets("c-ttft", d.times.ttft, "Time to first token");
         buckets("c-tpot", d.times.tpot, "Time per output token");
+        arms(d);
         lists(d);
         $("foot").textContent = "kedge " + d.version + ", up " + time(d.uptime_s) + ". " + (d.cost.pictures === 0 ? "" :
             int(d.cost.pictures) + " pictures took the engine " + time(d.cost.seconds) + " in all, at most " +

@@ -219,6 +219,11 @@ const char *kg_split_name(const struct kg_job *job)
     return job->has_arm ? job->serve->split->now[job->arm].name : "";
 }
 
+const char *kg_split_arm(const struct kg_serve *s, uint32_t arm)
+{
+    return s->split != NULL && arm < s->split->n ? s->split->now[arm].name : "";
+}
+
 const char *kg_split_header(const struct kg_job *job)
 {
     return job->has_arm ? job->serve->split->arms[job->arm].header : NULL;
@@ -335,6 +340,25 @@ static void put_figures(struct kg_buf *b, const struct arm *a)
     }
 }
 
+void kg_split_put(const struct kg_serve *s, struct kg_buf *b)
+{
+    const struct kg_split *p = s->split;
+
+    (void)kg_buf_putc(b, '[');
+    for (uint32_t i = 0; p != NULL && i < p->n; i++) {
+        (void)kg_buf_puts(b, i > 0 ? ",{" : "{");
+        put_str(b, "name", p->now[i].name);
+        (void)kg_buf_puts(b, ",\"share\":");
+        (void)kg_buf_json_f64(b, p->now[i].share);
+        (void)kg_buf_putc(b, ',');
+        put_str(b, "overrides", p->now[i].overrides);
+        (void)kg_buf_puts(b, ",\"figures\":{");
+        put_figures(b, &p->arms[i]);
+        (void)kg_buf_puts(b, "}}");
+    }
+    (void)kg_buf_putc(b, ']');
+}
+
 static void reply_arms(struct kg_serve *s, struct kg_http_req *req)
 {
     const struct kg_split *p = s->split;
@@ -344,20 +368,10 @@ static void reply_arms(struct kg_serve *s, struct kg_http_req *req)
     kg_buf_init(&b, 1 << 20);
     (void)kg_buf_putc(&b, '{');
     put_str(&b, "field", p->conf->field);
-    (void)kg_buf_printf(&b, ",\"seed\":%llu,\"share_cache\":%s,\"arms\":[",
+    (void)kg_buf_printf(&b, ",\"seed\":%llu,\"share_cache\":%s,\"arms\":",
                         (unsigned long long)p->conf->seed, p->conf->share_cache ? "true" : "false");
-    for (uint32_t i = 0; i < p->n; i++) {
-        (void)kg_buf_puts(&b, i > 0 ? ",{" : "{");
-        put_str(&b, "name", p->now[i].name);
-        (void)kg_buf_puts(&b, ",\"share\":");
-        (void)kg_buf_json_f64(&b, p->now[i].share);
-        (void)kg_buf_putc(&b, ',');
-        put_str(&b, "overrides", p->now[i].overrides);
-        (void)kg_buf_puts(&b, ",\"figures\":{");
-        put_figures(&b, &p->arms[i]);
-        (void)kg_buf_puts(&b, "}}");
-    }
-    (void)kg_buf_puts(&b, "]}\n");
+    kg_split_put(s, &b);
+    (void)kg_buf_puts(&b, "}\n");
     if (b.rc == KG_OK) {
         kg_http_reply(req, 200, "application/json", NULL, b.data, b.len);
     } else {

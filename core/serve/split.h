@@ -34,6 +34,11 @@ void kg_split_refused(const struct kg_job *job);
 /* Series that are computed when asked for. */
 void kg_split_write(const struct kg_serve *s, struct kg_buf *b);
 
+/* Appends the arms with their figures as a JSON array, [] without arms. */
+void kg_split_put(const struct kg_serve *s, struct kg_buf *b);
+/* Name of an arm, "" without arms. Lives as long as the server. */
+const char *kg_split_arm(const struct kg_serve *s, uint32_t arm);
+
 /* GET and POST /admin/arms. */
 void kg_split_list(struct kg_serve *s, struct kg_http_req *req);
 void kg_split_change(struct kg_serve *s, struct kg_http_req *req);

@@ -149,7 +149,6 @@ void kg_stats_done(struct kg_serve *s, const struct kg_event *e, const char *fin
     else if (e->finish == KG_FINISH_LENGTH)
         cell = KG_SC_SUCCESS_LENGTH;
     kg_add(&s->cells[cell], 1);
-    kg_page_done(s, e);
     if (finish == NULL || e->finish > KG_FINISH_CALLER)
         return;
     kg_histo_observe(&h[KG_SH_PROMPT_TOKENS], e->n_prompt);

@@ -233,6 +233,32 @@ def test_it_can_be_read_without_the_drawings():
         assert unnamed == 0
 
 
+def test_arms_stand_beside_each_other():
+    arms = {"arm plain": {"share": 50, "spec": "off"},
+            "arm drafts": {"share": 50, "spec": "ngram"}}
+    with kedge.Server(kedge.CPU, SMALL, {"engine": {"max_draft": 8}, "arms": {"field": "header:x-who"}},
+                      arms) as server:
+        b = tab()
+        visit(b, server)
+        for i in range(12):
+            server.ok("/v1/completions", {"prompt": [5, 6, 7, 8] * 12, "max_tokens": 40,
+                                           "temperature": 0},
+                      headers={"x-who": "user %d" % i})
+        settle(server)
+        want = [(n, int(server.metric("kedge:arm_requests_total", arm=n, outcome="ok")))
+                for n in ("plain", "drafts")]
+        assert sum(n for _, n in want) == 12 and all(n > 0 for _, n in want), want
+        script = ("return [...document.querySelectorAll('#arm-table tbody tr')].map("
+                  "(tr) => [...tr.cells].map((c) => c.textContent));")
+        b.wait_for(lambda: sorted((r[0], int(r[3])) for r in b.run(script) if len(r) > 3), sorted(want))
+        rows = {r[0]: r for r in b.run(script)}
+        assert rows["plain"][11] == "–" and rows["drafts"][11].endswith(" %"), rows
+        ended = b.run("return [...document.querySelectorAll('#done-table tbody tr')].map("
+                      "(tr) => tr.lastChild.textContent);")
+        assert {n: ended.count(n) for n, _ in want} == dict(want), ended
+        assert b.console() == []
+
+
 def contrast(a, b):
     def light(c):
         parts = [int(x) / 255 for x in re.findall(r"\d+", c)[:3]]
