@@ -155,13 +155,15 @@ void kg_admin_reload(struct kg_serve *s, struct kg_http_req *req)
     struct kg_buf b;
     int rc = kg_serve_reload(s, &err);
 
-    if (rc == KG_ENOENT) {
+    if (rc == KG_ENOENT && s->reqlog == NULL) {
         fail(req, 404, "no_policy", "", "there is no [lua] script to read again");
-    } else if (rc != KG_OK) {
+    } else if (rc != KG_OK && rc != KG_ENOENT) {
         fail(req, 409, "reload_failed", "", err.text);
     } else {
         kg_buf_init(&b, 0);
-        (void)kg_buf_puts(&b, "{\"policy\":\"reloaded\"}\n");
+        (void)kg_buf_printf(&b, "{%s%s%s}\n", rc == KG_OK ? "\"policy\":\"reloaded\"" : "",
+                            rc == KG_OK && s->reqlog != NULL ? "," : "",
+                            s->reqlog != NULL ? "\"request_log\":\"reopening\"" : "");
         reply_json(req, &b);
     }
 }

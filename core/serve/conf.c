@@ -77,6 +77,17 @@ const struct kg_opt kg_server_opts[] = {
     U32(drain_ms, "30000", 0, 3600000,
         "After SIGTERM running requests may finish for so long; then they are cancelled. "
         "Unit: ms."),
+    {.name = "request_log",
+     .type = KG_OPT_STR,
+     .flags = KG_OPT_PATH,
+     .offset = offsetof(struct kg_server_conf, request_log),
+     .def = "",
+     .doc = "File that gets a JSON line for each sequence: times, tokens, arm and a hash of the "
+            "client, no text; kedge ab --log compares arms by it. SIGHUP opens it anew, after it "
+            "was moved away. Empty: none. Relative to the folder of the INI file."},
+    U64(request_log_bytes, "1m", 4096, 1073741824.0,
+        "Lines of the request log that may wait for the disk; further ones are dropped and "
+        "counted. Unit: bytes."),
     {0},
 };
 

@@ -46,6 +46,9 @@ struct kg_server_conf {
     uint32_t prep_queue;      /* bodies waiting for one preparation thread */
     uint32_t health_stall_ms; /* /health says 503 when work made no progress for this long */
     uint32_t drain_ms;        /* SIGTERM: running requests may finish this long */
+
+    const char *request_log;    /* file of one JSON line a sequence; "" for none */
+    uint64_t request_log_bytes; /* lines waiting to be written; more are dropped */
 };
 
 /* Rows of the section, ended by a row without a name. */

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "serve/reqlog.h"
 #include "serve/split.h"
 
 #include <stdlib.h>
@@ -312,12 +313,14 @@ static int submit_one(struct kg_job *job, uint32_t i, uint64_t seed, struct kg_a
 }
 
 /* Sequences that the engine never saw, once the job has an arm. */
-static void count_refused(const struct kg_job *job)
+static void count_refused(const struct kg_job *job, const struct kg_api_error *why)
 {
     uint32_t n = job->task.call.n_prompts * job->task.call.n;
 
-    for (uint32_t i = job->n_live; job->key != 0 && i < n; i++)
+    for (uint32_t i = job->n_live; job->key != 0 && i < n; i++) {
         kg_split_refused(job);
+        kg_reqlog_refused(job, i, why);
+    }
 }
 
 static void submit(struct kg_job *job)
@@ -342,7 +345,7 @@ static void submit(struct kg_job *job)
     for (uint32_t i = 0; rc == KG_OK && i < job->n_answers; i++)
         rc = submit_one(job, i, seed, &err);
     if (rc != KG_OK) {
-        count_refused(job);
+        count_refused(job, &err);
         kg_job_fail(job, &err);
         job_free_if_over(job);
     }
@@ -526,6 +529,7 @@ void kg_job_event(struct kg_serve *s, const struct kg_event *ev)
         kg_stats_done(s, ev, job->answers[i].answer.finish);
         kg_split_done(job, ev);
         kg_page_done(s, ev, kg_split_name(job));
+        kg_reqlog_done(job, i, ev);
         job_free_if_over(job);
         return;
     }

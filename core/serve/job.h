@@ -28,6 +28,7 @@ struct kg_job {
     uint32_t priority;
     uint32_t arm; /* while has_arm, split.h */
     bool has_arm, forced;
+    double share; /* of the arm when it was chosen, percent */
     uint64_t key; /* hash of the field that chose it, 0 before that */
 
     uint32_t n_answers, n_live;    /* sequences; those in the engine */

@@ -2,7 +2,7 @@
 #include "serve/serve.h"
 
 #include "base/clock.h"
-#include "serve/serve_impl.h"
+#include "serve/reqlog.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -105,11 +105,12 @@ int kg_serve_reload(struct kg_serve *s, struct kg_error *err)
     const struct kg_serve_policy *p = s->parts.policy;
     int rc = p != NULL ? p->reload(p->ctx, err) : KG_ENOENT;
 
-    if (p == NULL)
+    kg_reqlog_reopen(s);
+    if (p == NULL && s->reqlog == NULL)
         kg_log_line(s->parts.log, KG_LOG_INFO, "serve", "nothing to reload", "%s", "");
     else if (rc == KG_OK)
         kg_log_line(s->parts.log, KG_LOG_INFO, "policy", "policy reloaded", "%s", "");
-    else
+    else if (p != NULL)
         kg_log_line(s->parts.log, KG_LOG_ERROR, "policy",
                     "policy not reloaded, the old one goes on", "reason=\"%s\"", err->text);
     return rc;
@@ -217,6 +218,8 @@ int kg_serve_create(const struct kg_serve_parts *parts, struct kg_serve **serve,
     if (rc == KG_OK)
         rc = kg_stats_open(s, err);
     if (rc == KG_OK)
+        rc = kg_reqlog_open(s, err);
+    if (rc == KG_OK)
         rc = kg_prep_create(&s->api, &s->prep, err);
     if (rc == KG_OK)
         rc = open_events(s, err);
@@ -244,6 +247,7 @@ void kg_serve_destroy(struct kg_serve *s)
     kg_prep_destroy(s->prep); /* from here on nobody else reads a body */
     kg_jobs_free(s);
     kg_http_destroy(s->http);
+    kg_reqlog_close(s);
     for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++) {
         if (events[i] != NULL)
             event_free(events[i]);

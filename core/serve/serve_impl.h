@@ -90,8 +90,9 @@ struct kg_serve {
     struct kg_cell cells[KG_N_SERVE_CELLS];
     struct kg_histo histos[KG_N_SERVE_HISTOS];
     struct kg_metrics *own_metrics;
-    struct kg_split *split; /* split.h; NULL without arms */
-    char model_label[300];  /* model_name="...",engine="0" */
+    struct kg_split *split;   /* split.h; NULL without arms */
+    struct kg_reqlog *reqlog; /* reqlog.h; NULL without one */
+    char model_label[300];    /* model_name="...",engine="0" */
 };
 
 /* --- routes.c --- */
@@ -113,7 +114,8 @@ void kg_jobs_cancel(struct kg_serve *s);
 void kg_jobs_free(struct kg_serve *s);
 
 /* --- serve.c --- */
-/* What SIGHUP does, with its log line. KG_ENOENT: there is nothing to read again. */
+/* What SIGHUP does, with its log line: the policy is read again, the request log opened anew.
+ * KG_ENOENT: there is no policy. */
 int kg_serve_reload(struct kg_serve *s, struct kg_error *err);
 /* Log lines that steps of the engine left behind. */
 void kg_serve_write_lines(struct kg_serve *s);

@@ -209,6 +209,7 @@ int kg_split_choose(struct kg_job *job, struct kg_api_error *err)
         job->arm = kg_arms_pick(p->now, p->n, job->key);
     }
     job->has_arm = p != NULL;
+    job->share = p != NULL ? p->now[job->arm].share : 0;
     if (p != NULL)
         (void)snprintf(job->class_name, sizeof(job->class_name), "%s", p->now[job->arm].class_name);
     return KG_OK;
