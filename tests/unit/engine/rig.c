@@ -281,6 +281,8 @@ void rig_open(struct rig *rig, const struct rig_conf *c)
         .test = c->test,
     };
     rig->parts.policy = c->policy;
+    rig->parts.arms = c->arms;
+    rig->parts.n_arms = c->n_arms;
     if (c->tier != NULL) {
         p = rig_find(KG_KIND_TIER, c->tier);
         assert_non_null(p);
@@ -341,6 +343,7 @@ int rig_submit(struct rig *rig, uint64_t id, uint32_t n_prompt, uint32_t max_tok
                            .max_tokens = max_tokens,
                            .flags = rig->flags,
                            .salt = rig->salt,
+                           .arm = rig->arm,
                            .sampling = o->sampling,
                            .boundaries = &shared,
                            .n_boundaries = shared > 0};

@@ -46,6 +46,8 @@ struct rig_conf {
     const struct kg_exec_ops *(*wrap)(const struct kg_exec_ops *ops);
     const struct kg_engine_test *test;
     const struct kg_engine_policy *policy; /* none */
+    const struct kg_engine_arm *arms;      /* [n_arms] instead of spec; none */
+    uint32_t n_arms;
 };
 
 /* A plugin instance the rig opened. */
@@ -88,6 +90,7 @@ struct rig {
     uint32_t n_shared, n_groups;
     uint32_t flags; /* of requests to come: KG_REQ_* */
     uint64_t salt;
+    uint32_t arm;
 };
 
 /* Built-in, double, or file in the plugin folder of the build; NULL when there is none. */
