@@ -23,14 +23,16 @@ struct replay {
     double load, stretch, ttft_slo_ms, tpot_slo_ms;
     struct kg_trace *trace;
     struct kg_expand *expand;
-    int answers_fd; /* file of answers for exec-sim; -1 none */
-    int explain;    /* --explain */
-    int explain_fd; /* file in which exec-sim says what its steps were made of; -1 none */
+    int answers_fd;          /* file of answers for exec-sim; -1 none */
+    int explain;             /* --explain */
+    int explain_fd;          /* file in which exec-sim says what its steps were made of; -1 none */
+    struct kg_buf explained; /* what it said, of all replicas */
+    uint32_t n_replicas, route, slack;
     struct kg_results_about about;
     struct kg_error *err;
     uint64_t began_ns; /* real time, for progress */
     const char *phase;
-    const struct kg_stack *stack; /* of the pass under way */
+    struct kg_stack *stacks[KG_ROUTE_MAX_REPLICAS]; /* of the pass under way; NULL: not open */
 };
 
 /* --- the line --- */
@@ -38,9 +40,36 @@ struct replay {
 /* Texts of the flags. */
 struct words {
     const char *format, *limit, *scale, *block, *max_input, *sessions, *spread, *horizon, *seed,
-        *load, *stretch, *ttft_slo, *tpot_slo;
+        *load, *stretch, *ttft_slo, *tpot_slo, *replicas, *route, *slack;
     int main_only, engine_time, series;
 };
+
+/* What a router remembers: 48 MiB at most, prompts of 64M tokens with pages of 64. */
+#define ROUTER_PAGES (1u << 20)
+/* Requests a replica may have under way beyond the least loaded and still be chosen for its prefix.
+ */
+#define ROUTER_SLACK 8
+
+static int parse_cluster(struct replay *r, const struct words *w)
+{
+    uint64_t replicas = 1, slack = ROUTER_SLACK;
+    int rc = kg_cmd_whole("--replicas", w->replicas, 1, KG_ROUTE_MAX_REPLICAS, &replicas);
+
+    rc = rc >= 0 ? rc : kg_cmd_whole("--slack", w->slack, 0, UINT32_MAX, &slack);
+    r->n_replicas = (uint32_t)replicas;
+    r->slack = (uint32_t)slack;
+    if (rc >= 0) {
+        return rc;
+    }
+    if (w->route != NULL && kg_route_parse(w->route, &r->route) != KG_OK) {
+        return kg_cmd_bad("--route", w->route, "round-robin, least-load or prefix");
+    }
+    if (w->replicas == NULL && (w->route != NULL || w->slack != NULL)) {
+        (void)fputs("kedge: --route and --slack need --replicas N\n", stderr);
+        return KG_EXIT_USAGE;
+    }
+    return rc;
+}
 
 static int parse_words(struct replay *r, const struct words *w)
 {
@@ -82,7 +111,7 @@ static int parse_words(struct replay *r, const struct words *w)
     r->read.spread_ns = (uint64_t)(spread_s * 1e9);
     r->read.horizon_ns = (uint64_t)(horizon_s * 1e9);
     r->read.seed = r->seed;
-    return rc;
+    return rc >= 0 ? rc : parse_cluster(r, w);
 }
 
 static int parse(struct replay *r, int argc, char **argv)
@@ -113,6 +142,10 @@ static int parse(struct replay *r, int argc, char **argv)
         {"--ttft-slo", "MS", "goodput counts requests with at most this time to first token",
          &w.ttft_slo, NULL},
         {"--tpot-slo", "MS", "and at most this time per output token", &w.tpot_slo, NULL},
+        {"--replicas", "N", "N engines behind a router, in virtual time (1)", &w.replicas, NULL},
+        {"--route", "NAME", "round-robin (default), least-load, prefix", &w.route, NULL},
+        {"--slack", "N", "prefix: requests a replica may have more than the least loaded (8)",
+         &w.slack, NULL},
         {"--explain", NULL, "exec-sim: what the steps were made of, on standard error", NULL,
          &r->explain},
         {0},
@@ -267,7 +300,8 @@ static void progress(void *ctx, uint32_t n_done, uint32_t n, uint64_t now_ns)
 static void arrive(void *ctx, struct kg_replay_arrival *a)
 {
     const struct replay *r = ctx;
-    const struct kg_serve_policy *p = &r->stack->hooks->serve;
+    const struct kg_stack *stack = r->stacks[a->replica];
+    const struct kg_serve_policy *p = &stack->hooks->serve;
     const struct kg_arrive_view view = {.tenant = a->tenant,
                                         .arm = "",
                                         .user = "",
@@ -277,7 +311,7 @@ static void arrive(void *ctx, struct kg_replay_arrival *a)
                                         .max_tokens = a->max_tokens,
                                         .now_ns = a->now_ns,
                                         .sequences = a->n_live,
-                                        .max_sequences = r->stack->conf->engine.max_requests,
+                                        .max_sequences = stack->conf->engine.max_requests,
                                         .stats = a->stats};
     struct kg_arrive_answer answer = {0};
 
@@ -312,27 +346,109 @@ static int expand(struct replay *r, const struct kg_stack *stack)
     return rc;
 }
 
-/* One pass over the trace with a core of its own. */
+/* Closes all replicas; what exec-sim says of its steps at the end is kept. */
+static void close_replicas(struct replay *r)
+{
+    char buf[4096];
+    ssize_t n;
+
+    for (uint32_t k = 0; k < KG_ROUTE_MAX_REPLICAS; k++) {
+        if (r->stacks[k] == NULL) {
+            continue;
+        }
+        kg_stack_close(r->stacks[k]);
+        r->stacks[k] = NULL;
+        if (r->explain_fd >= 0 && r->n_replicas > 1) {
+            (void)kg_buf_printf(&r->explained, "replica %u: ", k);
+        }
+        for (off_t at = 0;
+             r->explain_fd >= 0 && (n = pread(r->explain_fd, buf, sizeof(buf), at)) > 0; at += n) {
+            (void)kg_buf_add(&r->explained, buf, (size_t)n);
+        }
+    }
+}
+
+/* Its time stands between two calls: it is virtual, and not what a processor spends. */
+static int is_simulated(const struct kg_exec_desc *d)
+{
+    return (d->caps & KG_EXEC_CAP_VIRTUAL) != 0 && (d->caps & KG_EXEC_CAP_NO_BYTES) != 0;
+}
+
+/* Opens them, each with everything of its own. */
+static int open_replicas(struct replay *r, const struct kg_config *config,
+                         struct kg_replay_replica *replicas)
+{
+    int rc = KG_OK;
+
+    kg_buf_reset(&r->explained);
+    for (uint32_t k = 0; rc == KG_OK && k < r->n_replicas; k++) {
+        rc = kg_stack_open(config, &r->stacks[k], r->err);
+        if (rc == KG_OK && r->n_replicas > 1 && !is_simulated(&r->stacks[k]->desc)) {
+            rc = kg_fail(
+                r->err, KG_ECONFIG,
+                "--replicas needs exec = sim, found exec-%s: replicas share a virtual clock",
+                r->about.exec);
+        }
+        if (rc == KG_OK) {
+            rc = expand(r, r->stacks[k]);
+        }
+        if (rc == KG_OK) {
+            rc = kg_stack_engine(r->stacks[k], r->err);
+        }
+        if (rc == KG_OK) {
+            replicas[k] = (struct kg_replay_replica){
+                r->stacks[k]->engine, r->stacks[k]->parts.exec_ops, r->stacks[k]->parts.exec};
+        }
+    }
+    return rc;
+}
+
+/* The router of several replicas. The work that can be done at all is measured in turns, so that it
+ * is the same for all routes. */
+static int open_router(struct replay *r, int saturate, struct kg_router **router)
+{
+    const struct kg_route_conf conf = {
+        .kind = saturate ? KG_ROUTE_ROUND_ROBIN : r->route,
+        .n_replicas = r->n_replicas,
+        .page_tokens = kg_engine_layout(r->stacks[0]->engine)->page_tokens,
+        .max_pages = ROUTER_PAGES,
+        .slack = r->slack,
+    };
+
+    return r->n_replicas > 1 ? kg_router_create(&conf, router, r->err) : KG_OK;
+}
+
+static void describe(struct replay *r)
+{
+    const struct kg_exec_desc *d = &r->stacks[0]->desc;
+
+    (void)snprintf(r->about.family, sizeof(r->about.family), "%s", d->family);
+    (void)snprintf(r->about.math, sizeof(r->about.math), "%s", d->math != NULL ? d->math : "");
+    r->about.vocab = d->vocab;
+    r->about.caps = d->caps;
+    r->about.is_virtual = (d->caps & KG_EXEC_CAP_VIRTUAL) != 0;
+    r->about.route = r->route;
+}
+
+/* One pass over the trace with cores of its own. */
 static int run(struct replay *r, const struct kg_config *config, const char *phase, int saturate,
                struct kg_replay_result *result)
 {
-    struct kg_stack *stack = NULL;
+    struct kg_replay_replica replicas[KG_ROUTE_MAX_REPLICAS] = {0};
+    struct kg_router *router = NULL;
     int tty = isatty(STDERR_FILENO);
 
-    int rc = kg_stack_open(config, &stack, r->err);
+    int rc = open_replicas(r, config, replicas);
     if (rc == KG_OK) {
-        rc = expand(r, stack);
+        rc = open_router(r, saturate, &router);
     }
     if (rc == KG_OK) {
-        rc = kg_stack_engine(stack, r->err);
-    }
-    if (rc == KG_OK) {
-        const struct kg_engine_conf *e = &stack->conf->engine;
+        const struct kg_engine_conf *e = &r->stacks[0]->conf->engine;
         uint32_t twice = 2 * e->max_seqs;
         const struct kg_replay_conf conf = {
-            .engine = stack->engine,
-            .exec_ops = stack->parts.exec_ops,
-            .exec = stack->parts.exec,
+            .replicas = replicas,
+            .n_replicas = r->n_replicas,
+            .router = router,
             .trace = r->trace,
             .expand = r->expand,
             .stretch = r->stretch,
@@ -340,17 +456,11 @@ static int run(struct replay *r, const struct kg_config *config, const char *pha
             .time_engine = r->engine_time,
             .series = r->series,
             .max_live = twice < e->max_requests ? twice : e->max_requests,
-            .arrive = stack->hooks != NULL ? arrive : NULL,
+            .arrive = r->stacks[0]->hooks != NULL ? arrive : NULL,
             .progress = tty ? progress : NULL,
             .ctx = r,
         };
-        const struct kg_exec_desc *d = &stack->desc;
-        (void)snprintf(r->about.family, sizeof(r->about.family), "%s", d->family);
-        (void)snprintf(r->about.math, sizeof(r->about.math), "%s", d->math != NULL ? d->math : "");
-        r->about.vocab = d->vocab;
-        r->about.caps = d->caps;
-        r->about.is_virtual = (stack->desc.caps & KG_EXEC_CAP_VIRTUAL) != 0;
-        r->stack = stack;
+        describe(r);
         r->phase = phase;
         r->began_ns = kg_now_ns();
         rc = kg_replay_run(&conf, result, r->err);
@@ -358,7 +468,8 @@ static int run(struct replay *r, const struct kg_config *config, const char *pha
             (void)fputs("\r\033[K", stderr);
         }
     }
-    kg_stack_close(stack);
+    kg_router_destroy(router);
+    close_replicas(r);
     return rc;
 }
 
@@ -442,9 +553,12 @@ static int save_summary(struct replay *r, const struct kg_replay_result *result)
     }
     kg_buf_init(&json, 0);
     kg_buf_init(&text, 0);
-    (void)kg_results_summary(result, &r->about, &totals, &json);
-    (void)kg_results_text(result, &r->about, &totals, &text);
-    int rc = r->summary_path != NULL ? save(r, r->summary_path, &json) : KG_OK;
+    int rc = kg_results_summary(result, &r->about, &totals, &json);
+    rc = rc == KG_OK ? kg_results_text(result, &r->about, &totals, &text) : rc;
+    if (rc != KG_OK) {
+        rc = kg_fail(r->err, rc, "no memory for the summary");
+    }
+    rc = rc == KG_OK && r->summary_path != NULL ? save(r, r->summary_path, &json) : rc;
     if (rc == KG_OK) {
         rc = save(r, "-", r->line->json ? &json : &text);
     }
@@ -502,18 +616,13 @@ static int replay(struct replay *r, const struct kg_config *config)
 }
 
 /* What exec-sim wrote of its steps, of the last pass. */
-static void show_explain(const struct replay *r)
+static void show_explain(struct replay *r)
 {
-    char buf[4096];
-    ssize_t n;
-
     if (r->explain && r->explain_fd < 0) {
         (void)fputs("kedge: --explain: only exec-sim can tell\n", stderr);
     }
-    for (off_t at = 0; r->explain_fd >= 0 && (n = pread(r->explain_fd, buf, sizeof(buf), at)) > 0;
-         at += n) {
-        (void)fwrite(buf, 1, (size_t)n, stderr);
-    }
+    (void)fputs(kg_buf_cstr(&r->explained), stderr);
+    kg_buf_fini(&r->explained);
     if (r->explain_fd >= 0) {
         (void)close(r->explain_fd);
     }
@@ -527,6 +636,7 @@ int kg_cmd_replay(int argc, char **argv)
         .line = &line, .seed = 1, .stretch = 1, .answers_fd = -1, .explain_fd = -1, .err = &err};
     struct kg_config *config = NULL;
 
+    kg_buf_init(&r.explained, 0);
     int status = parse(&r, argc, argv);
     if (status < 0) {
         status = configure(&r, &config);

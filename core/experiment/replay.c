@@ -1,4 +1,4 @@
-#include "experiment/replay.h"
+#include "experiment/replay_int.h"
 
 #include "base/clock.h"
 #include "base/hash.h"
@@ -7,46 +7,26 @@
 #include <string.h>
 #include <time.h>
 
-/* Something due at a time: ARRIVE or CANCEL of a request. */
-struct due {
-    uint64_t at_ns, serial; /* equal times in the order they were added */
-    uint32_t req, cancel;
-};
-
-struct run {
-    const struct kg_replay_conf *c;
-    struct kg_replay_result *out;
-    struct kg_error *err;
-    struct due *heap; /* [n_heap] */
-    size_t n_heap, cap_heap;
-    uint64_t serial;
-    uint32_t *child, *sibling; /* [n] turns that follow a request */
-    uint8_t *live;             /* [n] */
-    uint32_t *tokens;          /* scratch for the longest prompt */
-    uint64_t start_ns;         /* backend clock at the start */
-    uint32_t n_live, n_done, is_virtual;
-    uint64_t last_ns, last_steps, last_step_sum, last_engine_sum, shown_ns;
-};
-
 /* --- the heap --- */
 
-static int before(const struct due *a, const struct due *b)
+static int before(const struct kg_replay_due *a, const struct kg_replay_due *b)
 {
     return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->serial < b->serial;
 }
 
-static int heap_add(struct run *r, uint64_t at_ns, uint32_t req, uint32_t cancel)
+static int heap_add(struct kg_replay_play *r, uint64_t at_ns, uint32_t req, uint32_t kind)
 {
     if (r->n_heap == r->cap_heap) {
         size_t cap = r->cap_heap == 0 ? 1024 : 2 * r->cap_heap;
-        struct due *p = realloc(r->heap, cap * sizeof(*p));
+        struct kg_replay_due *p = realloc(r->heap, cap * sizeof(*p));
         if (p == NULL) {
             return kg_fail(r->err, KG_ENOMEM, "no memory for %zu arrivals", cap);
         }
         r->heap = p;
         r->cap_heap = cap;
     }
-    struct due d = {at_ns, r->serial++, req, cancel};
+    struct kg_replay_due d = {at_ns, r->serial++, req, kind};
+    r->n_coming += kind == KG_DUE_ARRIVE;
     size_t i = r->n_heap++;
     while (i > 0 && before(&d, &r->heap[(i - 1) / 2])) {
         r->heap[i] = r->heap[(i - 1) / 2];
@@ -56,11 +36,12 @@ static int heap_add(struct run *r, uint64_t at_ns, uint32_t req, uint32_t cancel
     return KG_OK;
 }
 
-static struct due heap_pop(struct run *r)
+static struct kg_replay_due heap_pop(struct kg_replay_play *r)
 {
-    struct due top = r->heap[0], d = r->heap[--r->n_heap];
+    struct kg_replay_due top = r->heap[0], d = r->heap[--r->n_heap];
     size_t i = 0, k;
 
+    r->n_coming -= top.kind == KG_DUE_ARRIVE;
     while ((k = 2 * i + 1) < r->n_heap) {
         k += k + 1 < r->n_heap && before(&r->heap[k + 1], &r->heap[k]);
         if (!before(&r->heap[k], &d)) {
@@ -75,12 +56,18 @@ static struct due heap_pop(struct run *r)
 
 /* --- time --- */
 
-static uint64_t now(const struct run *r)
+static void advance(const struct kg_replica *p, uint64_t ns)
 {
-    return r->c->exec_ops->now(r->c->exec) - r->start_ns;
+    p->c->exec_ops->advance(p->c->exec, p->start_ns + ns);
 }
 
-static uint64_t stretched(const struct run *r, uint64_t ns)
+/* Where request i is or was. */
+static struct kg_replica *home(const struct kg_replay_play *r, uint32_t i)
+{
+    return &r->replicas[r->out->rows[i].replica];
+}
+
+static uint64_t stretched(const struct kg_replay_play *r, uint64_t ns)
 {
     if (r->c->saturate) {
         return 0;
@@ -92,7 +79,7 @@ static uint64_t stretched(const struct run *r, uint64_t ns)
 /* --- requests --- */
 
 /* A request is over: its next turns may come. */
-static int settle(struct run *r, uint32_t i)
+static int settle(struct kg_replay_play *r, uint32_t i)
 {
     struct kg_replay_row *row = &r->out->rows[i];
     const struct kg_trace *t = r->c->trace;
@@ -102,13 +89,16 @@ static int settle(struct run *r, uint32_t i)
     for (uint32_t k = r->child[i]; rc == KG_OK && k != KG_NONE; k = r->sibling[k]) {
         uint64_t at = row->done_ns + stretched(r, t->reqs[k].delay_ns);
         uint64_t floor_ns = stretched(r, t->reqs[k].arrive_ns);
-        rc = heap_add(r, at > floor_ns ? at : floor_ns, k, 0);
+        rc = heap_add(r, at > floor_ns ? at : floor_ns, k, KG_DUE_ARRIVE);
+    }
+    if (rc == KG_OK && r->c->router != NULL) {
+        rc = heap_add(r, row->done_ns, i, KG_DUE_LEAVE);
     }
     return rc;
 }
 
 /* Ends a request that the engine did not take. */
-static int refuse(struct run *r, uint32_t i, int rc, const char *text)
+static int refuse(struct kg_replay_play *r, uint32_t i, int rc, const char *text)
 {
     struct kg_replay_row *row = &r->out->rows[i];
 
@@ -121,12 +111,12 @@ static int refuse(struct run *r, uint32_t i, int rc, const char *text)
         row->reason = KG_REASON_FAULT;
     }
     row->detail = strdup(text);
-    row->done_ns = now(r);
+    row->done_ns = kg_replica_now(home(r, i));
     return settle(r, i);
 }
 
 /* The policy's word; 1 when it refused the request. */
-static int ask_policy(struct run *r, uint32_t i, struct kg_replay_arrival *a)
+static int ask_policy(struct kg_replay_play *r, uint32_t i, struct kg_replay_arrival *a)
 {
     if (r->c->arrive == NULL) {
         return 0;
@@ -138,17 +128,61 @@ static int ask_policy(struct run *r, uint32_t i, struct kg_replay_arrival *a)
     return (int)a->rejected;
 }
 
+/* Which replicas may take one more: all, but for saturate. */
+static uint64_t open_replicas(const struct kg_replay_play *r)
+{
+    uint64_t open = 0;
+
+    for (uint32_t k = 0; k < r->c->n_replicas; k++) {
+        if (!r->c->saturate || r->replicas[k].n_live < r->c->max_live) {
+            open |= UINT64_C(1) << k;
+        }
+    }
+    return open;
+}
+
+/* Chooses a replica, whose clock is brought to the arrival if it slept. r->tokens is the prompt. */
+static int route(struct kg_replay_play *r, const struct kg_replay_due *d, uint64_t open)
+{
+    const struct kg_trace *t = r->c->trace;
+    const struct kg_trace_req *q = &t->reqs[d->req];
+    const struct kg_route_req req = {.tokens = r->tokens,
+                                     .n_prompt = q->n_prompt,
+                                     .tenant = q->tenant,
+                                     .bounds = t->bounds + q->bounds_at,
+                                     .n_bounds = q->n_bounds};
+    uint32_t k = 0;
+
+    if (r->c->router != NULL) {
+        int rc = kg_router_choose(r->c->router, &req, open, &k);
+        if (rc != KG_OK) {
+            return kg_fail(r->err, rc, "no memory to route a prompt of %u tokens", q->n_prompt);
+        }
+    }
+    struct kg_replica *p = &r->replicas[k];
+    r->out->rows[d->req].replica = k;
+    r->out->rows[d->req].expected = r->c->router != NULL ? kg_router_expected(r->c->router) : 0;
+    if (!p->is_awake && r->is_virtual && kg_replica_now(p) < d->at_ns) {
+        advance(p, d->at_ns);
+    }
+    p->is_awake = 1;
+    p->is_stuck = 0;
+    return KG_OK;
+}
+
 /* KG_EAGAIN only with saturate: the request must come again. */
-static int submit(struct run *r, const struct due *d)
+static int submit(struct kg_replay_play *r, const struct kg_replay_due *d)
 {
     const struct kg_trace *t = r->c->trace;
     const struct kg_trace_req *q = &t->reqs[d->req];
     struct kg_replay_row *row = &r->out->rows[d->req];
+    struct kg_replica *p = home(r, d->req);
     struct kg_replay_arrival a = {.tenant = t->text + q->tenant_at,
                                   .n_prompt = q->n_prompt,
-                                  .now_ns = now(r) + r->start_ns,
-                                  .n_live = r->n_live,
-                                  .stats = &r->out->stats,
+                                  .now_ns = kg_replica_now(p) + p->start_ns,
+                                  .n_live = p->n_live,
+                                  .replica = row->replica,
+                                  .stats = &p->out->stats,
                                   .max_tokens = q->n_output};
     struct kg_error why = {0};
 
@@ -159,7 +193,6 @@ static int submit(struct run *r, const struct due *d)
     }
     int renamed = a.tenant_name[0] != '\0';
     const char *tenant = renamed ? a.tenant_name : a.tenant;
-    kg_expand_prompt(r->c->expand, d->req, r->tokens);
     const struct kg_request req = {
         .id = (uint64_t)d->req + 1,
         .tokens = r->tokens,
@@ -173,41 +206,60 @@ static int submit(struct run *r, const struct due *d)
         .boundaries = t->bounds + q->bounds_at,
         .n_boundaries = q->n_bounds,
     };
-    int rc = kg_engine_submit(r->c->engine, &req, &why);
+    int rc = kg_engine_submit(p->c->engine, &req, &why);
     if (rc != KG_OK) {
         return rc == KG_EAGAIN && r->c->saturate ? rc : refuse(r, d->req, rc, why.text);
     }
     r->live[d->req] = 1;
     r->n_live++;
+    p->n_live++;
     if (q->cancel_ns != KG_TRACE_NEVER && !r->c->saturate) {
-        return heap_add(r, d->at_ns + q->cancel_ns, d->req, 1);
+        return heap_add(r, d->at_ns + q->cancel_ns, d->req, KG_DUE_CANCEL);
     }
     return KG_OK;
 }
 
-/* Everything that is due by now. */
-static int play_due(struct run *r)
+static int arrive(struct kg_replay_play *r, const struct kg_replay_due *d, uint64_t open)
 {
-    uint64_t t = now(r);
+    kg_expand_prompt(r->c->expand, d->req, r->tokens);
+    int rc = route(r, d, open);
+    if (rc == KG_OK) {
+        rc = submit(r, d);
+    }
+    if (rc == KG_EAGAIN) {
+        if (r->c->router != NULL) {
+            kg_router_done(r->c->router, r->out->rows[d->req].replica);
+        }
+        rc = heap_add(r, d->at_ns, d->req, KG_DUE_ARRIVE);
+        return rc == KG_OK ? KG_EAGAIN : rc;
+    }
+    return rc;
+}
+
+/* Everything that is due by t, as long as no replica is behind it: one that wakes may be.
+ * KG_EAGAIN: the engine takes no more for now. */
+static int play_due(struct kg_replay_play *r, uint64_t t)
+{
     int rc = KG_OK;
 
     while (rc == KG_OK && r->n_heap > 0 && r->heap[0].at_ns <= t) {
-        if (r->c->saturate && r->n_live >= r->c->max_live) {
+        struct kg_replay_due d = r->heap[0];
+        uint64_t open = open_replicas(r);
+        if (d.kind == KG_DUE_ARRIVE && open == 0) {
             break;
         }
-        struct due d = heap_pop(r);
-        if (d.cancel) {
-            if (r->live[d.req]) {
-                kg_engine_cancel(r->c->engine, (uint64_t)d.req + 1);
-            }
-            continue;
-        }
-        rc = submit(r, &d);
-        if (rc == KG_EAGAIN) {
-            return heap_add(r, d.at_ns, d.req, 0);
+        (void)heap_pop(r);
+        if (d.kind == KG_DUE_LEAVE) {
+            kg_router_done(r->c->router, r->out->rows[d.req].replica);
+        } else if (d.kind == KG_DUE_ARRIVE) {
+            rc = arrive(r, &d, open);
+            uint64_t at = kg_replica_now(home(r, d.req));
+            t = at < t ? at : t;
+        } else if (r->live[d.req]) {
+            kg_engine_cancel(home(r, d.req)->c->engine, (uint64_t)d.req + 1);
         }
     }
-    return rc;
+    return rc == KG_EAGAIN ? KG_OK : rc;
 }
 
 static void set_outcome(struct kg_replay_row *row, const struct kg_event *ev)
@@ -234,15 +286,16 @@ static void set_outcome(struct kg_replay_row *row, const struct kg_event *ev)
     }
 }
 
-static uint64_t since_start(const struct run *r, uint64_t ns)
+static uint64_t since_start(const struct kg_replica *p, uint64_t ns)
 {
-    return ns < r->start_ns || ns == 0 ? UINT64_MAX : ns - r->start_ns;
+    return ns < p->start_ns || ns == 0 ? UINT64_MAX : ns - p->start_ns;
 }
 
-static int take_done(struct run *r, const struct kg_event *ev)
+static int take_done(struct kg_replay_play *r, const struct kg_event *ev)
 {
     uint32_t i = (uint32_t)(ev->id - 1);
     struct kg_replay_row *row = &r->out->rows[i];
+    struct kg_replica *p = home(r, i);
 
     set_outcome(row, ev);
     row->n_output = ev->n_output;
@@ -254,18 +307,19 @@ static int take_done(struct run *r, const struct kg_event *ev)
     row->n_drafted = ev->n_drafted;
     row->n_verified = ev->n_verified;
     row->n_accepted = ev->n_accepted;
-    row->admitted_ns = since_start(r, ev->admitted_ns);
-    row->first_ns = since_start(r, ev->first_ns);
-    row->done_ns = since_start(r, ev->done_ns);
+    row->admitted_ns = since_start(p, ev->admitted_ns);
+    row->first_ns = since_start(p, ev->first_ns);
+    row->done_ns = since_start(p, ev->done_ns);
     if (row->done_ns == UINT64_MAX) {
-        row->done_ns = now(r);
+        row->done_ns = kg_replica_now(p);
     }
     r->live[i] = 0;
     r->n_live--;
+    p->n_live--;
     return settle(r, i);
 }
 
-static void take_tokens(struct run *r, const struct kg_event *ev)
+static void take_tokens(struct kg_replay_play *r, const struct kg_event *ev)
 {
     uint64_t *h = &r->out->rows[ev->id - 1].output_hash;
 
@@ -274,12 +328,12 @@ static void take_tokens(struct run *r, const struct kg_event *ev)
     }
 }
 
-static int read_events(struct run *r)
+static int read_events(struct kg_replay_play *r, const struct kg_replica *p)
 {
     struct kg_event ev;
     int rc = KG_OK;
 
-    while (rc == KG_OK && kg_engine_next(r->c->engine, &ev) == KG_OK) {
+    while (rc == KG_OK && kg_engine_next(p->c->engine, &ev) == KG_OK) {
         if (ev.type == KG_EVENT_DONE) {
             rc = take_done(r, &ev);
         } else if (ev.type == KG_EVENT_TOKENS) {
@@ -289,129 +343,71 @@ static int read_events(struct run *r)
     return rc;
 }
 
-/* --- what a step left --- */
+/* --- the loop --- */
 
-/* Two bins become one. */
-static void widen(struct kg_replay_series *s)
-{
-    for (uint32_t i = 0; i < KG_REPLAY_BINS; i++) {
-        uint32_t from = 2 * i;
-        int is_there = from + 1 < KG_REPLAY_BINS;
-        s->ns[i] = is_there ? s->ns[from] + s->ns[from + 1] : 0;
-        for (uint32_t k = 0; k < KG_N_BYTES; k++) {
-            s->sum[i][k] = is_there ? s->sum[from][k] + s->sum[from + 1][k] : 0;
-        }
-    }
-    s->width_ns *= 2;
-}
-
-/* The time from..to with v bytes of each class, spread over the bins it touches. */
-static void add_series(struct kg_replay_series *s, uint64_t from, uint64_t to,
-                       const uint64_t v[KG_N_BYTES])
-{
-    while (to > s->width_ns * KG_REPLAY_BINS) {
-        widen(s);
-    }
-    while (from < to) {
-        uint64_t i = from / s->width_ns, end = (i + 1) * s->width_ns;
-        double dt = (double)((end < to ? end : to) - from);
-        s->ns[i] += dt;
-        for (uint32_t k = 0; k < KG_N_BYTES; k++) {
-            s->sum[i][k] += (double)v[k] * dt;
-        }
-        from = end;
-    }
-}
-
-static void add_bytes(struct run *r, const struct kg_pool_bytes *b, uint64_t t, uint64_t dt)
-{
-    const uint64_t v[KG_N_BYTES] = {
-        [KG_BYTES_LIVE_PAGES] = b->live[KG_PAGE],
-        [KG_BYTES_LIVE_STATES] = b->live[KG_STATE],
-        [KG_BYTES_CACHED_PAGES] = b->cached[KG_PAGE],
-        [KG_BYTES_CACHED_STATES] = b->cached[KG_STATE],
-        [KG_BYTES_PINNED] = b->pinned,
-        [KG_BYTES_HOLES] = b->holes,
-        [KG_BYTES_GAP] = b->gap,
-        [KG_BYTES_PADDING] = b->padding,
-        [KG_BYTES_PROMISED] = b->promised,
-    };
-
-    for (uint32_t k = 0; k < KG_N_BYTES; k++) {
-        struct kg_replay_bytes *out = &r->out->bytes[k];
-        out->sum += (double)v[k] * (double)dt;
-        out->max = v[k] > out->max ? v[k] : out->max;
-    }
-    if (r->out->series != NULL) {
-        add_series(r->out->series, t - dt, t, v);
-    }
-    r->out->bytes_ns += dt;
-    r->out->arena_bytes = b->arena;
-}
-
-static int room_for_steps(struct run *r)
-{
-    struct kg_replay_result *o = r->out;
-    size_t cap = o->cap_steps == 0 ? 4096 : 2 * o->cap_steps;
-    uint64_t *p = realloc(o->step_ns, cap * sizeof(*p));
-
-    o->step_ns = p != NULL ? p : o->step_ns;
-    if (p != NULL && r->c->time_engine) {
-        p = realloc(o->engine_ns, cap * sizeof(*p));
-        o->engine_ns = p != NULL ? p : o->engine_ns;
-    }
-    if (p == NULL) {
-        return kg_fail(r->err, KG_ENOMEM, "no memory for %zu step times", cap);
-    }
-    o->cap_steps = cap;
-    return KG_OK;
-}
-
-/* Step times, and bytes for the time since the last look. */
-static int look(struct run *r)
-{
-    struct kg_replay_result *o = r->out;
-    uint64_t t = now(r);
-
-    kg_engine_stats(r->c->engine, &o->stats);
-    add_bytes(r, &o->stats.bytes, t, t - r->last_ns);
-    r->last_ns = t;
-    if (o->stats.steps == r->last_steps) {
-        return KG_OK;
-    }
-    if (o->n_steps == o->cap_steps && room_for_steps(r) != KG_OK) {
-        return KG_ENOMEM;
-    }
-    if (r->c->time_engine) {
-        o->engine_ns[o->n_steps] = o->stats.overhead_ns_sum - r->last_engine_sum;
-        r->last_engine_sum = o->stats.overhead_ns_sum;
-    }
-    o->step_ns[o->n_steps++] = o->stats.step_ns_sum - r->last_step_sum;
-    r->last_steps = o->stats.steps;
-    r->last_step_sum = o->stats.step_ns_sum;
-    return KG_OK;
-}
-
-static void show(struct run *r)
+static void show(struct kg_replay_play *r, const struct kg_replica *p)
 {
     if (r->c->progress != NULL && kg_now_ns() - r->shown_ns > KG_NS_PER_S / 2) {
         r->shown_ns = kg_now_ns();
-        r->c->progress(r->c->ctx, r->n_done, r->out->n, now(r));
+        r->c->progress(r->c->ctx, r->n_done, r->out->n, kg_replica_now(p));
     }
 }
 
-/* Nothing ran: on to the next arrival. Real time sleeps, at most a little, so that the engine sees
- * its own deadlines. Returns 1 when time can move. */
-static int move_on(struct run *r)
+/* The awake replica that is furthest behind; of equals one that is not stuck. NULL: all sleep. */
+static struct kg_replica *furthest_behind(struct kg_replay_play *r)
 {
-    uint64_t t = now(r), next = r->n_heap > 0 ? r->heap[0].at_ns : UINT64_MAX;
+    struct kg_replica *best = NULL;
+    uint64_t best_ns = 0;
 
-    if (next <= t) { /* due already: held back by max_live, or not looked at yet */
-        return !(r->c->saturate && r->n_live >= r->c->max_live);
+    for (uint32_t k = 0; k < r->c->n_replicas; k++) {
+        struct kg_replica *p = &r->replicas[k];
+        uint64_t t = p->is_awake ? kg_replica_now(p) : 0;
+        if (p->is_awake &&
+            (best == NULL || t < best_ns || (t == best_ns && best->is_stuck && !p->is_stuck))) {
+            best = p;
+            best_ns = t;
+        }
     }
+    return best;
+}
+
+/* The next time at which something can happen to p from outside: an arrival, or another replica
+ * ending a request. t itself when another one may still do something at t; UINT64_MAX: never. */
+static uint64_t next_outside(const struct kg_replay_play *r, const struct kg_replica *p, uint64_t t)
+{
+    uint64_t next = r->n_heap > 0 && r->heap[0].at_ns > t ? r->heap[0].at_ns : UINT64_MAX;
+
+    for (uint32_t k = 0; k < r->c->n_replicas; k++) {
+        const struct kg_replica *o = &r->replicas[k];
+        if (o == p || !o->is_awake) {
+            continue;
+        }
+        uint64_t at = kg_replica_now(o);
+        if ((at > t || !o->is_stuck) && at < next) {
+            next = at;
+        }
+    }
+    return next;
+}
+
+/* p ran nothing and its time stands: on to where something happens. Real time sleeps, at most a
+ * little, so that the engine sees its own deadlines. Returns 1 when time can move. */
+static int move_on(struct kg_replay_play *r, struct kg_replica *p)
+{
+    uint64_t t = kg_replica_now(p);
+
+    if (p->n_live == 0 && r->is_virtual) {
+        p->is_awake = 0;
+        return 1;
+    }
+    if (r->n_heap > 0 && r->heap[0].at_ns <= t) { /* held back by max_live, or not looked at yet */
+        return open_replicas(r) != 0;
+    }
+    uint64_t next = next_outside(r, p, t);
     if (r->is_virtual) {
-        if (next != UINT64_MAX) {
-            r->c->exec_ops->advance(r->c->exec, r->start_ns + next);
+        p->is_stuck = next == t;
+        if (next != UINT64_MAX && next > t) {
+            advance(p, next);
         }
         return next != UINT64_MAX;
     }
@@ -421,42 +417,53 @@ static int move_on(struct run *r)
     return next != UINT64_MAX || r->n_live > 0;
 }
 
-static int loop(struct run *r)
+/* One step of a replica. *idle counts turns in which nothing at all happened. */
+static int step(struct kg_replay_play *r, struct kg_replica *p, uint32_t *idle)
 {
     struct kg_error why = {0};
-    uint32_t idle = 0;
+    uint64_t t = kg_replica_now(p);
+    /* An idle step must not pass an arrival; one that is due already is held by max_live. */
+    uint64_t next = next_outside(r, p, t);
 
-    while (r->n_live > 0 || r->n_heap > 0) {
-        int rc = play_due(r);
-        if (rc != KG_OK) {
-            return rc;
-        }
-        uint64_t t = now(r);
-        /* An idle step must not pass an arrival; one that is due already is held by max_live. */
-        int ahead = r->n_heap > 0 && r->heap[0].at_ns > t;
-        kg_engine_horizon(r->c->engine, ahead ? r->start_ns + r->heap[0].at_ns : UINT64_MAX);
-        int ran = kg_engine_step(r->c->engine, &why);
-        rc = read_events(r);
-        if (rc == KG_OK) {
-            rc = look(r);
-        }
-        if (rc != KG_OK) {
-            return rc;
-        }
-        show(r);
-        idle = ran > 0 || now(r) > t ? 0 : idle + 1;
-        if (ran <= 0 && now(r) == t && !move_on(r) && idle > 8) {
-            return kg_fail(r->err, KG_EDEVICE, "the engine stands still with %u requests: %s",
-                           r->n_live, ran < 0 ? why.text : "no plan");
+    kg_engine_horizon(p->c->engine, next != UINT64_MAX ? p->start_ns + next : UINT64_MAX);
+    int ran = kg_engine_step(p->c->engine, &why);
+    int rc = read_events(r, p);
+    if (rc == KG_OK) {
+        rc = kg_replay_look(r, p);
+    }
+    if (rc != KG_OK) {
+        return rc;
+    }
+    show(r, p);
+    int moved = ran > 0 || kg_replica_now(p) > t;
+    p->is_stuck = moved ? 0 : p->is_stuck;
+    *idle = moved ? 0 : *idle + 1;
+    if (ran <= 0 && kg_replica_now(p) == t && !move_on(r, p) && *idle > 8) {
+        return kg_fail(r->err, KG_EDEVICE, "the engine stands still with %u requests: %s",
+                       p->n_live, ran < 0 ? why.text : "no plan");
+    }
+    return KG_OK;
+}
+
+static int loop(struct kg_replay_play *r)
+{
+    uint32_t idle = 0;
+    int rc = KG_OK;
+
+    while (rc == KG_OK && (r->n_live > 0 || r->n_coming > 0)) {
+        struct kg_replica *p = furthest_behind(r);
+        uint64_t t = p != NULL ? kg_replica_now(p) : r->heap[0].at_ns;
+        rc = play_due(r, t);
+        if (rc == KG_OK && p != NULL && p == furthest_behind(r)) { /* nobody woke behind it */
+            rc = step(r, p, &idle);
         }
     }
-    r->out->duration_ns = now(r);
-    return KG_OK;
+    return rc;
 }
 
 /* --- life --- */
 
-static int prepare(struct run *r)
+static int prepare(struct kg_replay_play *r)
 {
     const struct kg_trace *t = r->c->trace;
     uint32_t longest = 1;
@@ -493,30 +500,57 @@ static int prepare(struct run *r)
     }
     for (uint32_t i = 0; rc == KG_OK && i < t->n; i++) {
         if (t->reqs[i].after == KG_NONE) {
-            rc = heap_add(r, stretched(r, t->reqs[i].arrive_ns), i, 0);
+            rc = heap_add(r, stretched(r, t->reqs[i].arrive_ns), i, KG_DUE_ARRIVE);
         }
     }
     return rc;
 }
 
+/* Clocks start at 1: 0 means "did not happen" in events. */
+static void start(struct kg_replay_play *r)
+{
+    for (uint32_t k = 0; k < r->c->n_replicas; k++) {
+        struct kg_replica *p = &r->replicas[k];
+        p->c = &r->c->replicas[k];
+        p->out = &r->out->shares[k];
+        p->is_awake = 1;
+        if (r->is_virtual && p->c->exec_ops->now(p->c->exec) == 0) {
+            p->c->exec_ops->advance(p->c->exec, 1);
+        }
+        if (r->c->time_engine) {
+            kg_engine_count_cpu(p->c->engine);
+        }
+        p->start_ns = p->c->exec_ops->now(p->c->exec);
+    }
+}
+
 int kg_replay_run(const struct kg_replay_conf *conf, struct kg_replay_result *result,
                   struct kg_error *err)
 {
-    struct run r = {.c = conf, .out = result, .err = err};
+    struct kg_replay_play r = {.c = conf, .out = result, .err = err};
 
     memset(result, 0, sizeof(*result));
-    r.is_virtual = (kg_engine_desc(conf->engine)->caps & KG_EXEC_CAP_VIRTUAL) != 0;
-    if (conf->exec_ops->now(conf->exec) == 0 && r.is_virtual) {
-        conf->exec_ops->advance(conf->exec, 1); /* 0 means "did not happen" in events */
+    r.is_virtual = (kg_engine_desc(conf->replicas[0].engine)->caps & KG_EXEC_CAP_VIRTUAL) != 0;
+    if (conf->n_replicas > 1 && (!r.is_virtual || conf->router == NULL)) {
+        return kg_fail(err, KG_EINVAL, "several replicas need virtual time and a router");
     }
-    if (conf->time_engine) {
-        kg_engine_count_cpu(conf->engine);
+    result->n_replicas = conf->n_replicas;
+    result->shares = calloc(conf->n_replicas, sizeof(*result->shares));
+    r.replicas = calloc(conf->n_replicas, sizeof(*r.replicas));
+    int rc = result->shares == NULL || r.replicas == NULL
+                 ? kg_fail(err, KG_ENOMEM, "no memory for %u replicas", conf->n_replicas)
+                 : KG_OK;
+    if (rc == KG_OK) {
+        start(&r);
+        rc = prepare(&r);
     }
-    r.start_ns = conf->exec_ops->now(conf->exec);
-    int rc = prepare(&r);
     if (rc == KG_OK) {
         rc = loop(&r);
     }
+    if (rc == KG_OK) {
+        kg_replay_finish(&r);
+    }
+    free(r.replicas);
     free(r.heap);
     free(r.child);
     free(r.sibling);
@@ -534,6 +568,7 @@ void kg_replay_free(struct kg_replay_result *result)
     free(result->step_ns);
     free(result->engine_ns);
     free(result->series);
+    free(result->shares);
     memset(result, 0, sizeof(*result));
 }
 

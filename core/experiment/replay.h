@@ -2,12 +2,17 @@
  * Drives an engine with a trace: submits requests when they arrive on the backend's clock, steps
  * the engine on the calling thread, follows sessions, lets clients leave. Time is virtual where the
  * backend's is: then nothing sleeps and the result is a function of trace, configuration and seed.
+ *
+ * With virtual time there may be several engines, replicas of each other that share nothing but the
+ * time. The one that is furthest behind steps next, and a request is routed when none is behind its
+ * arrival: so whatever is decided at a time knows what happened before it and nothing else.
  */
 #ifndef KEDGE_EXPERIMENT_REPLAY_H
 #define KEDGE_EXPERIMENT_REPLAY_H
 
 #include "engine/engine.h"
 #include "experiment/expand.h"
+#include "experiment/route.h"
 
 enum kg_outcome {
     KG_OUTCOME_OK = 0,
@@ -36,6 +41,7 @@ struct kg_replay_row {
     char *detail; /* text of a refusal or an error, NULL for none */
     uint32_t outcome, reason;
     uint32_t n_prompt, n_output;
+    uint32_t replica, expected; /* it was sent to; tokens the router took to be reusable there */
     uint32_t hit_page, hit_state, reused, lost; /* tokens; see the replay format */
     uint64_t output_hash;                       /* of the tokens said, in order; 0 without any */
     uint32_t n_checkpoints, n_preempted, n_drafted, n_verified, n_accepted;
@@ -44,7 +50,7 @@ struct kg_replay_row {
 /* Mean over time and maximum of bytes of one class. */
 struct kg_replay_bytes {
     double sum; /* bytes times ns */
-    uint64_t max;
+    uint64_t max, now;
 };
 
 enum kg_bytes_class {
@@ -69,6 +75,13 @@ struct kg_replay_series {
     double sum[KG_REPLAY_BINS][KG_N_BYTES]; /* bytes times ns */
 };
 
+/* What one replica did. */
+struct kg_replay_share {
+    struct kg_engine_stats stats; /* at the end */
+    double bytes_sum[KG_N_BYTES]; /* bytes times ns */
+    uint64_t n_steps, step_ns_sum;
+};
+
 struct kg_replay_result {
     struct kg_replay_row *rows; /* [n] in the order of the trace */
     uint32_t n;
@@ -79,7 +92,9 @@ struct kg_replay_result {
     struct kg_replay_bytes bytes[KG_N_BYTES];
     uint64_t bytes_ns, arena_bytes;  /* bytes_ns: time the means stand for */
     struct kg_replay_series *series; /* NULL unless asked for */
-    struct kg_engine_stats stats;    /* at the end */
+    struct kg_engine_stats stats;    /* at the end; of several replicas the sums */
+    struct kg_replay_share *shares;  /* [n_replicas] */
+    uint32_t n_replicas;
 };
 
 /* A request before it is submitted, and what a policy may change of it. */
@@ -87,7 +102,8 @@ struct kg_replay_arrival {
     const char *tenant; /* "" for none */
     uint32_t n_prompt;  /* tokens */
     uint64_t now_ns;    /* backend clock */
-    uint32_t n_live;    /* requests in the engine */
+    uint32_t n_live;    /* requests in the engine it goes to */
+    uint32_t replica;   /* it goes to */
     const struct kg_engine_stats *stats;
     /* set by the policy */
     uint32_t rejected; /* 1: refused with `reason` */
@@ -96,15 +112,22 @@ struct kg_replay_arrival {
     uint32_t priority, max_tokens;        /* max_tokens: of the trace, may be lowered */
 };
 
-struct kg_replay_conf {
+/* One engine and its backend. */
+struct kg_replay_replica {
     struct kg_engine *engine; /* not started, without requests */
     const struct kg_exec_ops *exec_ops;
     struct kg_exec *exec;
+};
+
+struct kg_replay_conf {
+    const struct kg_replay_replica *replicas; /* [n_replicas]; of one configuration */
+    uint32_t n_replicas;      /* 1..KG_ROUTE_MAX_REPLICAS; more than one only in virtual time */
+    struct kg_router *router; /* NULL with one */
     const struct kg_trace *trace;
     const struct kg_expand *expand;
     double stretch;       /* of arrivals and delays; 1 as they are */
     uint32_t saturate;    /* 1: as fast as they are taken, to measure capacity */
-    uint32_t max_live;    /* with saturate: requests in the engine at once */
+    uint32_t max_live;    /* with saturate: requests in an engine at once */
     uint32_t time_engine; /* 1: engine_ns is filled */
     uint32_t series;      /* 1: series is filled */
     /* Asked about each request before it is submitted; NULL for none. */

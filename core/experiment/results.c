@@ -13,6 +13,11 @@ static const char *const class_words[KG_N_BYTES] = {"live_pages",    "live_state
                                                     "cached_states", "pinned",      "holes",
                                                     "gap",           "padding",     "promised"};
 
+const char *kg_results_class_name(uint32_t class)
+{
+    return class_words[class];
+}
+
 /* --- numbers --- */
 
 static int by_value(const void *a, const void *b)
@@ -181,6 +186,10 @@ int kg_results_row(const struct kg_replay_result *result, const struct kg_trace 
     (void)kg_buf_printf(b, ",\"preemptions\":%u,\"drafted\":%u,\"verified\":%u,\"accepted\":%u",
                         row->n_preempted, row->n_drafted, row->n_verified, row->n_accepted);
     (void)kg_buf_printf(b, ",\"output_hash\":\"%016llx\"", (unsigned long long)row->output_hash);
+    if (result->n_replicas > 1) {
+        (void)kg_buf_printf(b, ",\"replica\":%u,\"expected_tokens\":%u", row->replica,
+                            row->expected);
+    }
     if (row->detail != NULL) {
         (void)kg_buf_puts(b, ",\"detail\":");
         (void)kg_buf_json_str(b, row->detail, strlen(row->detail));
@@ -356,6 +365,12 @@ int kg_results_summary(const struct kg_replay_result *result, const struct kg_re
     if (result->series != NULL) {
         put_series(b, result->series);
     }
+    if (result->n_replicas > 1) {
+        int rc = kg_results_cluster_json(result, about, b);
+        if (rc != KG_OK) {
+            return rc;
+        }
+    }
     return kg_buf_puts(b, "}\n");
 }
 
@@ -446,6 +461,12 @@ int kg_results_text(const struct kg_replay_result *result, const struct kg_resul
             ULL(t->tier_tokens), ULL(t->tier_stored[KG_PAGE]), ULL(t->tier_stored[KG_STATE]),
             ULL(t->tier_loaded[KG_PAGE]), ULL(t->tier_loaded[KG_STATE]),
             ULL(t->tier_skipped[KG_PAGE]), ULL(t->tier_skipped[KG_STATE]));
+    }
+    if (result->n_replicas > 1) {
+        int rc = kg_results_cluster_text(result, about, b);
+        if (rc != KG_OK) {
+            return rc;
+        }
     }
     return kg_buf_printf(b,
                          "expansion    %.1f %% of partial blocks and %.1f %% of answers taken from "

@@ -27,6 +27,7 @@ struct kg_results_about {
     double load, capacity_s, stretch; /* load 0: not asked for */
     double ttft_slo_ms, tpot_slo_ms;  /* 0: no limit */
     uint32_t is_virtual;
+    uint32_t route; /* enum kg_route_kind, with several replicas */
 };
 
 /* Sums over the rows. */
@@ -53,5 +54,14 @@ int kg_results_summary(const struct kg_replay_result *result, const struct kg_re
 /* The summary for people. Returns b->rc. */
 int kg_results_text(const struct kg_replay_result *result, const struct kg_results_about *about,
                     const struct kg_totals *totals, struct kg_buf *b);
+
+/* With several replicas: what each did and how unevenly, as a member of the summary, and for
+ * people. KG_ENOMEM. */
+KG_CHECKED int kg_results_cluster_json(const struct kg_replay_result *result,
+                                       const struct kg_results_about *about, struct kg_buf *b);
+KG_CHECKED int kg_results_cluster_text(const struct kg_replay_result *result,
+                                       const struct kg_results_about *about, struct kg_buf *b);
+/* The classes of bytes as files name them, by enum kg_bytes_class. */
+const char *kg_results_class_name(uint32_t class);
 
 #endif
