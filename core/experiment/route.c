@@ -23,10 +23,10 @@ struct kg_router {
     uint32_t next; /* round-robin */
     uint32_t expected;
     /* prefix */
-    struct page *pages; /* [max_pages], the first n_pages in use */
+    struct page *pages; /* [cap_pages], the first n_pages in use; grows to max_pages */
     uint32_t *buckets;  /* [mask + 1] */
     uint64_t mask;
-    uint32_t n_pages, newest, oldest;
+    uint32_t n_pages, cap_pages, newest, oldest;
     uint64_t *keys; /* [cap_keys] of the prompt under way */
     size_t cap_keys;
 };
@@ -155,6 +155,26 @@ static struct page *find_or_add(struct kg_router *r, uint64_t key)
 
 /* --- prefix --- */
 
+/* Places for n more pages, as far as there may be. */
+static int make_room(struct kg_router *r, uint32_t n)
+{
+    uint64_t want = (uint64_t)r->n_pages + n, cap = r->cap_pages > 0 ? r->cap_pages : 1024;
+
+    while (cap < want) {
+        cap *= 2;
+    }
+    cap = cap < r->c.max_pages ? cap : r->c.max_pages;
+    if (cap > r->cap_pages) {
+        struct page *p = realloc(r->pages, cap * sizeof(*p));
+        if (p == NULL) {
+            return KG_ENOMEM;
+        }
+        r->pages = p;
+        r->cap_pages = (uint32_t)cap;
+    }
+    return KG_OK;
+}
+
 /* Keys of the prompt's whole pages; their number, or KG_ENOMEM. */
 static int64_t make_keys(struct kg_router *r, const struct kg_route_req *q)
 {
@@ -234,6 +254,9 @@ static int by_prefix(struct kg_router *r, const struct kg_route_req *q, uint64_t
     if (made < 0) {
         return (int)made;
     }
+    if (make_room(r, (uint32_t)made) != KG_OK) {
+        return KG_ENOMEM;
+    }
     uint32_t n = (uint32_t)made, n_usable = (q->n_prompt - 1) / r->c.page_tokens;
     look_up(r, n, n_usable, &m);
     uint32_t lightest = r->load[least(r, open)];
@@ -299,10 +322,9 @@ int kg_router_create(const struct kg_route_conf *conf, struct kg_router **router
         while (r->mask < conf->max_pages) {
             r->mask *= 2;
         }
-        r->pages = malloc((size_t)conf->max_pages * sizeof(*r->pages));
         r->buckets = malloc(r->mask * sizeof(*r->buckets));
     }
-    if (r == NULL || (conf->kind == KG_ROUTE_PREFIX && (r->pages == NULL || r->buckets == NULL))) {
+    if (r == NULL || (conf->kind == KG_ROUTE_PREFIX && r->buckets == NULL)) {
         kg_router_destroy(r);
         return kg_fail(err, KG_ENOMEM, "no memory for a router of %u pages", conf->max_pages);
     }
