@@ -245,7 +245,11 @@ static void text_rules(const struct kg_check *k, struct kg_buf *b)
     put_line(b, "tier");
     text_tier(k, b);
     put_line(b, "parallel");
-    (void)kg_buf_puts(b, "one rank\n");
+    if (k->stack->conf->tp == 1)
+        (void)kg_buf_puts(b, "one rank\n");
+    else
+        (void)kg_buf_printf(b, "%u ranks, a process each, through comm-%s\n", k->stack->conf->tp,
+                            kg_config_choice(k->stack->config, KG_KIND_COMM)->ref.plugin->name);
 }
 
 /* What the arms get and what they override. */

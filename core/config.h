@@ -18,6 +18,8 @@
 #include "serve/conf.h"
 
 /* Everything but the sections of plugins. Strings live as long as the configuration. */
+#define KG_MAX_RANKS 64
+
 struct kg_conf {
     struct kg_server_conf server;
     const char *model_path; /* absolute or as seen from the current folder; "" for none */
@@ -27,7 +29,9 @@ struct kg_conf {
     struct kg_engine_conf engine;
     const char *cost;                /* "off", "measured" or a file */
     struct kg_cost_table cost_table; /* of the file; engine.cost_table points here */
-    uint32_t tp, ep, nodes, fabric, allow_slow_fabric;
+    uint32_t tp, ep, rank_timeout_ms; /* tp <= KG_MAX_RANKS */
+    uint64_t symm_bytes;
+    uint32_t nodes, fabric, allow_slow_fabric;
     const char *lua_script; /* "" for none */
     uint32_t lua_on_error;  /* 0 reject, 1 admit */
     uint64_t lua_instructions, lua_arrive_us, lua_step_us;

@@ -208,14 +208,36 @@ static const char *where_of(const struct kg_config *c, const char *section, cons
     return e != NULL ? e->where : "default";
 }
 
+/* What more than one rank asks of the plugins. */
+static void check_ranks(struct kg_config *c)
+{
+    const struct kg_plugin *exec = c->choices[KG_KIND_EXEC].ref.plugin;
+    const struct kg_plugin *comm = c->choices[KG_KIND_COMM].ref.plugin;
+    const char *where = where_of(c, "parallel", "tp");
+    uint32_t tp = c->conf.tp;
+
+    if (tp > KG_MAX_RANKS)
+        kg_config_blame(c, where, "[parallel] tp = %u: at most %d ranks", tp, KG_MAX_RANKS);
+    if (exec != NULL && (exec->caps & KG_EXEC_CAP_RANKS) == 0)
+        kg_config_blame(c, where, "[parallel] tp = %u: exec-%s works in one rank only", tp,
+                        exec->name);
+    if (comm != NULL && strcmp(comm->name, "self") == 0)
+        kg_config_blame(
+            c, where, "[parallel] tp = %u: [plugins] comm = self serves one rank; try symmem", tp);
+    if (c->choices[KG_KIND_TIER].ref.plugin != NULL)
+        kg_config_blame(c, where_of(c, "plugins", "tier"),
+                        "[plugins] tier with [parallel] tp = %u: units of other ranks cannot be "
+                        "read",
+                        tp);
+}
+
 /* Refuses what would change what is computed or who may ask, but does not exist yet. */
 static void refuse_unbuilt(struct kg_config *c)
 {
     const struct kg_conf *v = &c->conf;
 
     if (v->tp != 1)
-        kg_config_blame(c, where_of(c, "parallel", "tp"),
-                        "[parallel] tp = %u: more than one rank is not built yet", v->tp);
+        check_ranks(c);
     if (v->ep != 1)
         kg_config_blame(c, where_of(c, "parallel", "ep"),
                         "[parallel] ep = %u: more than one rank is not built yet", v->ep);

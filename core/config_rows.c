@@ -130,6 +130,12 @@ static const struct kg_opt spec_rows[] = {
 static const struct kg_opt parallel_rows[] = {
     U32("tp", tp, "1", 1, 1024, "Ranks that share each layer. Unit: processes."),
     U32("ep", ep, "1", 1, 1024, "Ranks that share the experts. Unit: processes."),
+    U32("timeout_ms", rank_timeout_ms, "10000", 10, 3600000,
+        "What a rank may take in a collective, or behind the first rank in a step, before the "
+        "group "
+        "is given up. Unit: ms."),
+    U64("symm_bytes", symm_bytes, "64m", 65536, 1099511627776.0,
+        "Most memory of one rank that the others may read. Unit: bytes."),
     {0},
 };
 
@@ -210,7 +216,7 @@ const struct kg_section kg_conf_sections[] = {
     {"spec", spec_rows, 0, "Rules of speculation that no plugin can change."},
     {"arms", arms_rows, 0,
      "How a server splits its requests among its [arm NAME] sections, see arms.md."},
-    {"parallel", parallel_rows, 0, "Processes per model. Not built yet beyond 1."},
+    {"parallel", parallel_rows, 0, "Processes per model, on one machine."},
     {"cluster", cluster_rows, 0, "Machines. Not built yet beyond 1."},
     {"lua", lua_rows, 0, "Policy in Lua: who is let in, in what order, with what caps."},
     {"log", log_rows, 0, "Lines on stderr."},

@@ -130,6 +130,7 @@ static const struct cap_row exec_caps[] = {{KG_EXEC_CAP_INVARIANT_BATCH, "invari
                                            {KG_EXEC_CAP_VIRTUAL, "virtual"},
                                            {KG_EXEC_CAP_VIEWS, "views"},
                                            {KG_EXEC_CAP_NO_BYTES, "no-bytes"},
+                                           {KG_EXEC_CAP_RANKS, "ranks"},
                                            {0}};
 static const struct cap_row tier_caps[] = {{0}};
 

@@ -1,5 +1,6 @@
 #include "stack.h"
 
+#include "stack_ranks.h"
 #include "swap.h"
 
 #include <kedge/sched.h>
@@ -147,7 +148,7 @@ static int open_exec(struct kg_stack *s, struct kg_error *err)
         return rc;
     if (max_draft < s->conf->engine.max_draft)
         max_draft = s->conf->engine.max_draft;
-    const struct kg_exec_open args = {
+    struct kg_exec_open args = {
         .size = sizeof(args),
         .model_path = s->conf->model_path,
         .draft_path = s->conf->draft_path[0] != '\0' ? s->conf->draft_path : NULL,
@@ -162,8 +163,13 @@ static int open_exec(struct kg_stack *s, struct kg_error *err)
         return kg_fail(err, KG_ECONFIG, "[model] draft is set, but exec-%s cannot run a drafter",
                        p->name);
     s->parts.exec_ops = p->ops;
-    rc = s->parts.exec_ops->open(&s->hosts[KG_KIND_EXEC]->host, choice->conf, &args, &s->parts.exec,
-                                 err);
+    rc = kg_stack_ranks_open(s, &args, err);
+    if (rc != KG_OK)
+        return rc;
+    struct kg_error mine = {0};
+    mine.rc = s->parts.exec_ops->open(&s->hosts[KG_KIND_EXEC]->host, choice->conf, &args,
+                                      &s->parts.exec, &mine);
+    rc = kg_stack_ranks_meet(s, &mine, err);
     if (rc != KG_OK)
         return rc;
     s->desc.size = sizeof(s->desc);
@@ -246,7 +252,7 @@ static int open_tier(struct kg_stack *s, struct kg_error *err)
 
 int kg_stack_open(const struct kg_config *config, struct kg_stack **stack, struct kg_error *err)
 {
-    static const uint32_t kinds[] = {KG_KIND_EXEC, KG_KIND_POOL, KG_KIND_SCHED};
+    static const uint32_t kinds[] = {KG_KIND_EXEC, KG_KIND_POOL, KG_KIND_SCHED, KG_KIND_COMM};
     struct kg_stack *s = calloc(1, sizeof(*s));
 
     if (s == NULL)
@@ -259,7 +265,8 @@ int kg_stack_open(const struct kg_config *config, struct kg_stack **stack, struc
     int rc = kg_metrics_create(&s->metrics);
     if (rc != KG_OK)
         (void)kg_fail(err, rc, "out of memory");
-    for (size_t i = 0; rc == KG_OK && i < sizeof(kinds) / sizeof(kinds[0]); i++)
+    for (size_t i = 0; rc == KG_OK && i < sizeof(kinds) / sizeof(kinds[0]) - (s->conf->tp == 1);
+         i++)
         rc = make_host(s, kinds[i], err);
     if (rc == KG_OK)
         rc = make_arms(s, err);
@@ -323,8 +330,10 @@ void kg_stack_close(struct kg_stack *stack)
         stack->parts.sched_ops->close(stack->parts.sched);
     kg_swapper_close(stack->swapper);
     stack->clock = kg_clock_monotonic();
+    kg_stack_ranks_stop(stack);
     if (stack->parts.exec != NULL)
         stack->parts.exec_ops->close(stack->parts.exec);
+    kg_stack_ranks_close(stack);
     for (uint32_t kind = 0; kind < KG_PLUGIN_KINDS; kind++)
         kg_instance_destroy(stack->hosts[kind]);
     for (uint32_t i = 0; i < KG_MAX_ARMS; i++)

@@ -11,6 +11,7 @@
 #include "hooks.h"
 #include "host.h"
 
+struct kg_stack_ranks;
 struct kg_swapper;
 
 struct kg_stack {
@@ -29,6 +30,7 @@ struct kg_stack {
     struct kg_hooks *hooks;   /* NULL without [lua] script */
     struct kg_engine_parts parts;
     struct kg_engine *engine;   /* after kg_stack_engine; not started */
+    struct kg_stack_ranks *group; /* NULL with one rank (stack_ranks.h) */
     struct kg_swapper *swapper; /* NULL: plugins do not change (swap.h) */
 };
 

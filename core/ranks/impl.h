@@ -15,12 +15,15 @@ struct kg_ranks {
     pid_t pids[KG_BOOT_MAX_WORLD]; /* 0: reaped, or rank 0 */
     int pidfds[KG_BOOT_MAX_WORLD]; /* -1 where there is none */
     int status[KG_BOOT_MAX_WORLD]; /* of waitid, once reaped */
-    _Atomic uint32_t lost;         /* rank that ended by itself; 0: none */
-    char how[200];                 /* written before `lost` */
+    _Atomic uint32_t lost;         /* 1 while `how` is written, then 2; 0: well */
+    char how[200];
     pthread_t watcher;
     int watching, stop_fd;
     const struct kg_comm_ops *comm_ops;
     struct kg_comm *comm;
 };
+
+/* The group is lost; the first reason stays. Any thread. */
+void kg_ranks_give_up(struct kg_ranks *r, const char *why);
 
 #endif

@@ -23,11 +23,6 @@ struct kg_exec {
     uint64_t step;
 };
 
-static int hope(void *ctx)
-{
-    return kg_ranks_well(ctx, NULL);
-}
-
 /* The local one is done: the others may take the time-out more. */
 static int hope_soon(void *ctx)
 {
@@ -40,9 +35,12 @@ static int hope_soon(void *ctx)
 
 static int lost(struct kg_exec *x, uint32_t rank, int rc, struct kg_error *err)
 {
+    char text[100];
+
+    (void)snprintf(text, sizeof(text), "rank %u did not follow within %llu ms", rank,
+                   (unsigned long long)(x->ranks->args.timeout_ns / KG_NS_PER_MS));
     if (rc == KG_ETIMEOUT)
-        return kg_fail(err, KG_EDEVICE, "rank %u did not follow within %llu ms", rank,
-                       (unsigned long long)(x->ranks->args.timeout_ns / KG_NS_PER_MS));
+        kg_ranks_give_up(x->ranks, text);
     if (kg_ranks_well(x->ranks, err) == KG_OK)
         (void)kg_fail(err, KG_EDEVICE, "the group of ranks is lost (%d)", rc);
     return KG_EDEVICE;
@@ -50,8 +48,10 @@ static int lost(struct kg_exec *x, uint32_t rank, int rc, struct kg_error *err)
 
 static int tell(struct kg_exec *x, uint32_t op, const void *p, size_t n)
 {
-    int rc = kg_tape_write(x->ranks->tape, op, p, n, hope, x->ranks);
-
+    x->end_ns = kg_now_ns() + x->ranks->args.timeout_ns;
+    int rc = kg_tape_write(x->ranks->tape, op, p, n, hope_soon, x);
+    if (rc == KG_ETIMEOUT)
+        kg_ranks_give_up(x->ranks, "a rank does not take its orders");
     return rc == KG_OK ? KG_OK : KG_EDEVICE;
 }
 
@@ -90,7 +90,7 @@ static void lead_close(struct kg_exec *x)
 static void lead_describe(const struct kg_exec *x, struct kg_exec_desc *desc)
 {
     x->ops->describe(x->local, desc);
-    desc->caps &= ~(uint64_t)(KG_EXEC_CAP_VIRTUAL | KG_EXEC_CAP_VIEWS);
+    desc->caps &= ~(uint64_t)KG_EXEC_CAP_VIEWS;
 }
 
 static int lead_bind(struct kg_exec *x, const struct kg_pool_layout *layout, struct kg_error *err)
@@ -244,6 +244,12 @@ static uint64_t lead_now(const struct kg_exec *x)
     return x->ops->now(x->local);
 }
 
+/* Time of the others is not asked for. */
+static void lead_advance(struct kg_exec *x, uint64_t t_ns)
+{
+    x->ops->advance(x->local, t_ns);
+}
+
 static int lead_draft(struct kg_exec *x, struct kg_draft *drafts, uint32_t n)
 {
     kg_buf_reset(&x->buf);
@@ -300,6 +306,8 @@ int kg_lead_open(struct kg_ranks *ranks, const struct kg_exec_ops *local_ops, st
                                     .now = lead_now};
     if (KG_HAS(local_ops, struct kg_exec_ops, draft))
         x->table.draft = lead_draft;
+    if (KG_HAS(local_ops, struct kg_exec_ops, advance))
+        x->table.advance = lead_advance;
     if (KG_HAS(local_ops, struct kg_exec_ops, profile_draft))
         x->table.profile_draft = lead_profile_draft;
     *ops = &x->table;

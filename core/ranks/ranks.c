@@ -126,18 +126,29 @@ int kg_ranks_meet(struct kg_boot *boot, const struct kg_error *mine, uint64_t ag
     return KG_OK;
 }
 
-/* Says in r->how what became of a rank. */
+void kg_ranks_give_up(struct kg_ranks *r, const char *why)
+{
+    uint32_t none = 0;
+
+    if (!atomic_compare_exchange_strong(&r->lost, &none, 1))
+        return;
+    (void)snprintf(r->how, sizeof(r->how), "%s", why);
+    atomic_store(&r->lost, 2);
+    if (r->args.log != NULL)
+        kg_log_line(r->args.log, KG_LOG_ERROR, "ranks", "the group is lost", "%s", why);
+    if (r->comm != NULL)
+        r->comm_ops->abort(r->comm);
+}
+
+/* What became of a rank is why the group is lost. */
 static void tell(struct kg_ranks *r, uint32_t rank, const siginfo_t *info)
 {
     const char *what = info->si_code == CLD_EXITED ? "ended with status" : "was killed by signal";
+    char text[200];
 
-    (void)snprintf(r->how, sizeof(r->how), "rank %u (process %d) %s %d", rank, (int)info->si_pid,
-                   what, info->si_status);
-    atomic_store(&r->lost, rank);
-    if (r->args.log != NULL)
-        kg_log_line(r->args.log, KG_LOG_ERROR, "ranks", "a rank is lost", "%s", r->how);
-    if (r->comm != NULL)
-        r->comm_ops->abort(r->comm);
+    (void)snprintf(text, sizeof(text), "rank %u (process %d) %s %d", rank, (int)info->si_pid, what,
+                   info->si_status);
+    kg_ranks_give_up(r, text);
 }
 
 static void *watch(void *arg)
@@ -158,8 +169,7 @@ static void *watch(void *arg)
             if ((p[i].revents & POLLIN) == 0)
                 continue;
             p[i].fd = -1;
-            if (atomic_load(&r->lost) == 0 &&
-                waitid(P_PID, (id_t)r->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) == 0)
+            if (waitid(P_PID, (id_t)r->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) == 0)
                 tell(r, i, &info);
         }
     }
@@ -182,14 +192,26 @@ int kg_ranks_watch(struct kg_ranks *ranks, const struct kg_comm_ops *ops, struct
 
 int kg_ranks_well(struct kg_ranks *ranks, struct kg_error *err)
 {
-    if (atomic_load(&ranks->lost) == 0)
+    switch (atomic_load(&ranks->lost)) {
+    case 0:
         return KG_OK;
-    return kg_fail(err, KG_EDEVICE, "%s", ranks->how);
+    case 1:
+        return kg_fail(err, KG_EDEVICE, "the group of ranks is lost");
+    default:
+        return kg_fail(err, KG_EDEVICE, "%s", ranks->how);
+    }
 }
+
+struct patience {
+    struct kg_ranks *ranks;
+    uint64_t end_ns;
+};
 
 static int well(void *ctx)
 {
-    return kg_ranks_well(ctx, NULL);
+    const struct patience *p = ctx;
+
+    return kg_now_ns() < p->end_ns ? kg_ranks_well(p->ranks, NULL) : KG_ETIMEOUT;
 }
 
 /* Waits for a rank until end_ns, then kills it; 1 when it did not end well by itself. */
@@ -220,14 +242,15 @@ int kg_ranks_stop(struct kg_ranks *ranks)
 
     if (ranks == NULL)
         return 0;
+    struct patience p = {ranks, kg_now_ns() + STOP_NS};
     int lost = atomic_load(&ranks->lost) != 0;
-    if (!lost && kg_tape_write(ranks->tape, KG_WIRE_STOP, NULL, 0, well, ranks) != KG_OK)
+    if (!lost && kg_tape_write(ranks->tape, KG_WIRE_STOP, NULL, 0, well, &p) != KG_OK)
         lost = 1;
     if (ranks->watching) {
         if (write(ranks->stop_fd, &one, sizeof(one)) == sizeof(one))
             (void)pthread_join(ranks->watcher, NULL);
     }
-    uint64_t end_ns = kg_now_ns() + (lost ? 0 : STOP_NS);
+    uint64_t end_ns = lost ? kg_now_ns() : p.end_ns;
     for (uint32_t i = 1; i < ranks->args.world; i++) {
         bad += reap(ranks, i, end_ns);
         if (ranks->pidfds[i] >= 0)

@@ -145,9 +145,6 @@ static int open_null(const struct kg_host *host, const void *conf, const struct 
         return kg_fail(err, KG_ECONFIG, "exec-null: max_seqs %u and max_rows %u must be above 0",
                        args->max_seqs, args->max_rows);
     }
-    if (args->world != 1) {
-        return kg_fail(err, KG_ECONFIG, "exec-null runs on one rank, not %u", args->world);
-    }
     if (c->state_part_bytes % 8 != 0 || c->token_bytes % 8 != 0) {
         return kg_fail(
             err, KG_ECONFIG,
@@ -180,6 +177,16 @@ static int open_null(const struct kg_host *host, const void *conf, const struct 
         close_null(x);
         return kg_fail(err, KG_ENOMEM, "exec-null: no memory for %u sequences of %u tokens",
                        args->max_seqs, c->max_context);
+    }
+    if (args->world > 1) {
+        x->caps |= KG_EXEC_CAP_RANKS;
+        x->comm_ops = args->comm_ops;
+        x->comm = args->comm;
+        int rc = x->comm_ops->seal(x->comm, err);
+        if (rc != KG_OK) {
+            close_null(x);
+            return rc;
+        }
     }
     *exec = x;
     return KG_OK;
@@ -462,7 +469,7 @@ static const struct kg_plugin plugin = {
     .summary = "scripted tokens, no computation; checks the engine's use of pages and states",
     .caps = KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK | KG_EXEC_CAP_INVARIANT_PATH |
             KG_EXEC_CAP_ASYNC | KG_EXEC_CAP_DRAFT | KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS |
-            KG_EXEC_CAP_VIRTUAL | KG_EXEC_CAP_VIEWS,
+            KG_EXEC_CAP_VIRTUAL | KG_EXEC_CAP_VIEWS | KG_EXEC_CAP_RANKS,
     .opts = options,
     .conf_size = sizeof(struct null_conf),
     .ops = &ops,

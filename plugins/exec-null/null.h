@@ -45,6 +45,8 @@ struct null_slot {
 
 struct kg_exec {
     const struct kg_host *host;
+    const struct kg_comm_ops *comm_ops; /* with several ranks: they meet at each step */
+    struct kg_comm *comm;
     struct null_conf conf;
     uint32_t max_seqs, max_rows, max_context, max_draft;
     uint32_t max_pages; /* per sequence */

@@ -253,6 +253,9 @@ int null_submit(struct kg_exec *x, const struct kg_batch *batch, struct kg_error
     if (rc != KG_OK) {
         return rc;
     }
+    if (x->comm != NULL && x->comm_ops->barrier(x->comm, 0) != KG_OK) {
+        return kg_fail(err, KG_EDEVICE, "exec-null: a rank is lost");
+    }
     x->batch = batch;
     x->t_submit = null_now(x);
     if (!x->conf.async) {

@@ -41,6 +41,7 @@
 #define KG_EXEC_CAP_VIRTUAL 128ull       /* advance() exists: time is virtual */
 #define KG_EXEC_CAP_VIEWS 256ull         /* views() exists */
 #define KG_EXEC_CAP_NO_BYTES 512ull      /* units hold nothing: bytes written are not read back */
+#define KG_EXEC_CAP_RANKS 1024ull        /* works with world > 1, as one rank of several */
 
 struct kg_exec; /* one instance; private to the plugin */
 
@@ -50,7 +51,7 @@ struct kg_exec_open {
     const char *model_path;             /* folder of the checkpoint, or "" where none is needed */
     const char *draft_path;             /* folder of the drafter, NULL for none */
     const struct kg_comm_ops *comm_ops; /* NULL when world is 1 */
-    struct kg_comm *comm;               /* opened and not yet sealed, or NULL */
+    struct kg_comm *comm;               /* opened; open takes its symmetric memory and seals; or NULL */
     uint32_t rank, world;               /* this process, processes in the group */
     uint32_t max_seqs;                  /* backend slots */
     uint32_t max_rows;                  /* most rows of a step ([engine] step_tokens) */
