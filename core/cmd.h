@@ -19,6 +19,7 @@ int kg_cmd_bench_index(int argc, char **argv); /* kedge bench index ... */
 int kg_cmd_bench_comm(int argc, char **argv);  /* kedge bench comm ... */
 int kg_cmd_replay(int argc, char **argv);
 int kg_cmd_ab(int argc, char **argv);
+int kg_cmd_advise(int argc, char **argv);
 int kg_cmd_plugins(int argc, char **argv);
 int kg_cmd_config_reference(int argc, char **argv);
 int kg_cmd_tokenize(int argc, char **argv);

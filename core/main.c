@@ -27,6 +27,9 @@ static const struct command commands[] = {
 #ifdef KG_CMD_AB
     {"ab", NULL, kg_cmd_ab, "compare two configurations on one trace, request by request"},
 #endif
+#ifdef KG_CMD_ADVISE
+    {"advise", NULL, kg_cmd_advise, "say which options to change for a trace, and what it gains"},
+#endif
 #ifdef KG_CMD_BENCH_SERVE
     {"bench", "serve", kg_cmd_bench_serve, "load a running server and report its figures"},
 #endif

@@ -1,0 +1,226 @@
+/*
+ * What to change in a configuration for a trace: which settings there are to try, in what order
+ * they are tried, closed-form guidance, and whether what was found is more than luck. Nothing here
+ * runs anything: the caller brings a function that replays candidates.
+ */
+#ifndef KEDGE_EXPERIMENT_ADVISE_H
+#define KEDGE_EXPERIMENT_ADVISE_H
+
+#include "experiment/ab.h"
+
+#define KG_ADVISE_DIMS 4
+#define KG_ADVISE_SETTINGS 40 /* of a dimension, the user's own included */
+#define KG_ADVISE_SETS 4      /* assignments of a setting */
+#define KG_ADVISE_SET_BYTES 64
+#define KG_ADVISE_TRIES 256
+#define KG_ADVISE_FINALISTS 3
+
+enum kg_advise_objective {
+    KG_ADVISE_TTFT,       /* mean time to first token */
+    KG_ADVISE_TPOT,       /* mean time per output token */
+    KG_ADVISE_E2E,        /* mean time to the last token */
+    KG_ADVISE_THROUGHPUT, /* requests per time when there is always work */
+    KG_ADVISE_GOODPUT,    /* share of requests inside the limits */
+    KG_ADVISE_N_OBJECTIVES,
+};
+
+/* "ttft" .. "goodput"; NULL past the last. */
+const char *kg_advise_objective_name(uint32_t objective);
+/* KG_EINVAL for another word. */
+KG_CHECKED int kg_advise_objective_parse(const char *word, uint32_t *objective);
+
+/* --- the space --- */
+
+/* What the space is made from: the effective values of the user's configuration, and sizes. Its
+ * strings outlive the space. */
+struct kg_advise_facts {
+    uint32_t prefix;               /* [prefix] enabled */
+    const char *checkpoint;        /* its word */
+    uint32_t interval;             /* tokens */
+    const char *pool, *style;      /* plugin name; pool-split style */
+    double ratio;                  /* of pool-split */
+    uint32_t states, state_blocks; /* of pool-split */
+    const char *lifetime;          /* its word */
+    uint32_t quantile;             /* percent */
+    const char *spec;              /* plugin name */
+    uint32_t draft_length;         /* of spec-dspark, 0 the block */
+    uint32_t draft_block;          /* of the backend, 0 without a drafter */
+    uint32_t has_cost;             /* 1: [engine] cost is not off */
+    uint32_t page_tokens;          /* effective */
+    uint32_t longest;              /* tokens of the trace's longest request, answer included */
+    double mean_ratio[2];          /* bytes of states per byte of pages of a mean request
+                                      with one state and with two; 0 not known */
+};
+
+/* One value of a dimension: assignments on top of the user's configuration. */
+struct kg_advise_setting {
+    char label[KG_ADVISE_SET_BYTES];
+    char sets[KG_ADVISE_SETS][KG_ADVISE_SET_BYTES]; /* "prefix.interval=1024" */
+    uint32_t n_sets;                                /* 0: as it is */
+    uint32_t family;                                /* enum kg_advise_family */
+    double at;                                      /* place on the family's scale, 0 without one */
+};
+
+enum kg_advise_family {
+    KG_ADVISE_PLAIN = 0,
+    KG_ADVISE_INTERVAL = 1, /* checkpoint = interval, tokens */
+    KG_ADVISE_AUTO = 2,     /* checkpoint = auto, tokens of the first octave */
+    KG_ADVISE_RATIO = 3,    /* pool-split, style = ratio */
+};
+
+enum { KG_ADVISE_REUSE, KG_ADVISE_POOL, KG_ADVISE_LIFETIME, KG_ADVISE_SPEC };
+
+/* A dimension. settings[0] is the user's own. */
+struct kg_advise_dim {
+    const char *name;
+    struct kg_advise_setting settings[KG_ADVISE_SETTINGS];
+    uint32_t n;
+};
+
+struct kg_advise_space {
+    struct kg_advise_facts facts;
+    struct kg_advise_dim dims[KG_ADVISE_DIMS];
+};
+
+/* Fills all dimensions; the user's own values are not there twice. The speculation dimension has
+ * one setting without a drafter. */
+void kg_advise_space_make(const struct kg_advise_facts *facts, struct kg_advise_space *space);
+
+/* --- the search --- */
+
+/* One setting of each dimension. */
+struct kg_advise_point {
+    uint32_t at[KG_ADVISE_DIMS];
+};
+
+/* Assignments of a point, in the order of the dimensions; returns how many, at most `max`. */
+uint32_t kg_advise_sets(const struct kg_advise_space *space, const struct kg_advise_point *p,
+                        const char **sets, uint32_t max);
+/* Appends the labels of what differs from the user's configuration; "as it is" without. */
+int kg_advise_label(const struct kg_advise_space *space, const struct kg_advise_point *p,
+                    struct kg_buf *b);
+
+/* What was tried. gain: relative, above 0 better than the user's configuration; NaN when it could
+ * not run. */
+struct kg_advise_try {
+    struct kg_advise_point point;
+    double gain;
+    void *data; /* the caller's, set by run */
+};
+
+struct kg_advise_search {
+    struct kg_advise_space *space; /* grows by refinement */
+    double least;                  /* gains below it move nothing, relative: 0.01 */
+    uint32_t n_rounds;             /* through all dimensions, >= 1; fewer when nothing moves */
+    /*
+     * Replays n new points, side by side if it can, and sets gain and data of each. n_left: about
+     * how many more will follow. Returns a negative rc to stop the search.
+     */
+    int (*run)(void *ctx, struct kg_advise_try *tries, uint32_t n, uint32_t n_left);
+    void *ctx;
+};
+
+struct kg_advise_found {
+    struct kg_advise_try tries[KG_ADVISE_TRIES]; /* in order; [0] is the user's own, gain 0 */
+    uint32_t n;
+    uint32_t best;                           /* the point the search ended at */
+    uint32_t finalists[KG_ADVISE_FINALISTS]; /* best first; gains above 0 */
+    uint32_t n_finalists;
+};
+
+/*
+ * Coordinate descent from the user's configuration (tries[0], run first): all settings of a
+ * dimension with the others as they stand, then two steps finer around a winner that has a scale,
+ * and so on through the dimensions until a round moves nothing. Ties go to the setting with fewer
+ * assignments. At the end changes whose removal costs less than half of `least` are taken back. The
+ * finalists are the end point, the best point that differs in one dimension only, and the best of
+ * the others. Deterministic if `run` is. Returns what run said, KG_OK or KG_ELIMIT past
+ * KG_ADVISE_TRIES (what was found so far is there then).
+ */
+KG_CHECKED int kg_advise_search(const struct kg_advise_search *search,
+                                struct kg_advise_found *found);
+
+/* --- guidance in closed form --- */
+
+struct kg_guide_in {
+    double state_bytes;     /* of a state as the pool holds it */
+    double token_bytes;     /* of a token in a page */
+    double token_ns;        /* to compute one prompt token again, at the trace's mean length; 0 not
+                               known */
+    double n, n_repeating;  /* requests; those whose prompt begins like an earlier one's */
+    double prompt_tokens;   /* of all */
+    double repeated_tokens; /* of these, seen before, in whole pages */
+    double page_tokens, longest; /* bounds of an interval */
+};
+
+/*
+ * State price: the pages a state displaces, S / t tokens (S bytes a state, t bytes a token). Where
+ * memory is full each of these would be wanted again as often as cached tokens are, so a state pays
+ * if it saves more than S / t tokens at the same chance of being used: the break-even distance.
+ *
+ * Interval: with states every N tokens a request that finds s tokens computes N / 2 of them again
+ * on average, the remainder being anywhere. W new tokens cost W / N states, each displacing S / t
+ * tokens of which a share R / W is wanted again (R = repeated tokens). Computing time per token
+ * falls out of
+ *
+ *     cost(N) = n_repeating N / 2 + W / N * S / t * R / W,
+ *
+ * least at N = sqrt(2 S / t * R / n_repeating) = sqrt(2 * state price * mean repeated tokens): the
+ * square root of Young's rule for checkpoints of long computations (CACM 17 (9), 1974) with the
+ * price of a state for the time a checkpoint takes and the shared length for the time between
+ * failures. It holds while N is well below the shared length and memory is full; with room to spare
+ * states cost nothing and the least interval is best.
+ */
+struct kg_guide {
+    double state_tokens;   /* state price = break-even distance, tokens */
+    double state_ms;       /* time to compute so many tokens again; 0 not known */
+    double shared_tokens;  /* mean repeated tokens of a request that repeats any */
+    double interval;       /* best by the rule, within its bounds; 0 without repetition */
+    double interval_lost;  /* tokens computed again per repeating request there, N / 2 */
+    double repeated_share; /* of the prompt tokens */
+    double token_us;       /* to compute one token again; 0 not known */
+    uint32_t
+        interval_is_long; /* 1: not well below the shared length, states at places pay better */
+};
+
+void kg_guide_of(const struct kg_guide_in *in, struct kg_guide *guide);
+/* Tokens computed again per repeating request, and pages displaced (in tokens that would have been
+ * wanted again) per repeating request, at an interval: the two sides of the rule. */
+void kg_guide_sides(const struct kg_guide_in *in, double interval, double *again,
+                    double *displaced);
+
+/* --- judging --- */
+
+/* A figure of the objective, candidate against the user's configuration. */
+struct kg_advise_gain {
+    double a, b;           /* ms, share, or requests/s (throughput) */
+    double rel, lo, hi;    /* relative change (goodput: difference of shares) and its interval */
+    uint32_t n, n_windows; /* pairs, windows */
+    uint32_t is_tested, is_better, is_worse; /* beyond chance and not small */
+};
+
+struct kg_advise_judge {
+    const struct kg_ab_run *base, *other; /* rows of the same requests, in order */
+    uint32_t from, n;                     /* requests looked at: from .. from + n - 1 */
+    uint32_t objective;
+    uint32_t n_finalists; /* compared side by side: intervals hold for all */
+    double least;         /* smaller changes are not worth it */
+    uint64_t seed;
+};
+
+/*
+ * Compares as kedge ab does (ab_stats.h). With n_finalists > 1 each interval has level
+ * 1 - 0.05 / n_finalists, so that all hold together with 95 %. is_better asks for both: beyond the
+ * largest deviation of all figures at 5 %, and an interval without 0. `result` gets the whole
+ * comparison; may be NULL. KG_EINVAL, KG_ENOMEM.
+ */
+KG_CHECKED int kg_advise_judge(const struct kg_advise_judge *judge, struct kg_advise_gain *gain,
+                               struct kg_ab_result *result, struct kg_error *err);
+
+/*
+ * The objective's figure over the requests both ended well, without an interval; for picking. The
+ * gain is above 0 when `other` is better, NaN when it ended fewer requests well.
+ */
+double kg_advise_gain_of(const struct kg_advise_judge *judge);
+
+#endif

@@ -1,0 +1,185 @@
+/* The report of kedge advise for programs; core/docs/advise.md names the fields. */
+#include "experiment/advise_report.h"
+
+#include <string.h>
+
+static const char *const class_words[KG_AB_N_BYTES] = {
+    "live_pages", "live_states", "cached_pages", "cached_states", "pinned",
+    "holes",      "gap",         "padding",      "promised"};
+
+static void put_f64(struct kg_buf *b, const char *key, double v)
+{
+    (void)kg_buf_printf(b, ",\"%s\":", key);
+    (void)kg_buf_json_f64(b, v);
+}
+
+static void put_str(struct kg_buf *b, const char *key, const char *text)
+{
+    (void)kg_buf_printf(b, "\"%s\":", key);
+    (void)kg_buf_json_str(b, text, strlen(text));
+}
+
+static void put_sets(struct kg_buf *b, const struct kg_advise_row *row)
+{
+    (void)kg_buf_puts(b, ",\"set\":[");
+    for (uint32_t i = 0; i < row->n_sets; i++) {
+        (void)kg_buf_puts(b, i > 0 ? "," : "");
+        (void)kg_buf_json_str(b, row->sets[i], strlen(row->sets[i]));
+    }
+    (void)kg_buf_putc(b, ']');
+}
+
+static void put_figures(struct kg_buf *b, const struct kg_advise_figures *g)
+{
+    (void)kg_buf_printf(b, ",\"figures\":{\"requests\":%u,\"ok\":%u,\"refused\":%u,\"failed\":%u",
+                        g->n, g->n_ok, g->n_refused, g->n_failed);
+    put_f64(b, "ttft_mean_ms", g->ttft_ms);
+    put_f64(b, "ttft_p50_ms", g->ttft_p50_ms);
+    put_f64(b, "ttft_p99_ms", g->ttft_p99_ms);
+    put_f64(b, "tpot_mean_ms", g->tpot_ms);
+    put_f64(b, "e2e_mean_ms", g->e2e_ms);
+    put_f64(b, "queue_mean_ms", g->queue_ms);
+    put_f64(b, "good_share", g->good_share);
+    put_f64(b, "prompt_tokens", g->prompt);
+    put_f64(b, "reused_tokens", g->reused);
+    put_f64(b, "lost_tokens", g->lost);
+    put_f64(b, "preemptions", g->preempted);
+    put_f64(b, "verified", g->verified);
+    put_f64(b, "accepted", g->accepted);
+    put_f64(b, "arena_bytes", g->arena);
+    (void)kg_buf_puts(b, ",\"bytes_mean\":{");
+    for (uint32_t k = 0; k < KG_AB_N_BYTES; k++) {
+        (void)kg_buf_printf(b, "%s\"%s\":%.0f", k > 0 ? "," : "", class_words[k], g->bytes_mean[k]);
+    }
+    (void)kg_buf_puts(b, "}}");
+}
+
+static void put_gain(struct kg_buf *b, const char *key, const struct kg_advise_gain *g)
+{
+    (void)kg_buf_printf(b, ",\"%s\":{\"pairs\":%u,\"windows\":%u", key, g->n, g->n_windows);
+    put_f64(b, "a", g->a);
+    put_f64(b, "b", g->b);
+    put_f64(b, "change", g->rel);
+    put_f64(b, "lo", g->lo);
+    put_f64(b, "hi", g->hi);
+    (void)kg_buf_printf(b, ",\"tested\":%s,\"better\":%s,\"worse\":%s}",
+                        g->is_tested ? "true" : "false", g->is_better ? "true" : "false",
+                        g->is_worse ? "true" : "false");
+}
+
+static void put_guide(struct kg_buf *b, const struct kg_advise_report *r)
+{
+    const struct kg_guide *g = &r->guide;
+    const struct kg_guide_in *in = &r->guide_in;
+
+    if (!r->has_guide) {
+        (void)kg_buf_puts(b, ",\"guide\":null,");
+        put_str(b, "guide_note", r->guide_note);
+        return;
+    }
+    (void)kg_buf_printf(b, ",\"guide\":{\"requests\":%.0f,\"repeating\":%.0f", in->n,
+                        in->n_repeating);
+    put_f64(b, "prompt_tokens", in->prompt_tokens);
+    put_f64(b, "repeated_tokens", in->repeated_tokens);
+    put_f64(b, "state_bytes", in->state_bytes);
+    put_f64(b, "token_bytes", in->token_bytes);
+    put_f64(b, "state_tokens", g->state_tokens);
+    put_f64(b, "state_ms", g->state_ms);
+    put_f64(b, "token_us", g->token_us);
+    put_f64(b, "shared_tokens", g->shared_tokens);
+    put_f64(b, "interval", g->interval);
+    put_f64(b, "interval_lost", g->interval_lost);
+    (void)kg_buf_printf(b, ",\"interval_is_long\":%s}", g->interval_is_long ? "true" : "false");
+}
+
+static void put_rows(struct kg_buf *b, const struct kg_advise_report *r)
+{
+    (void)kg_buf_puts(b, ",\"candidates\":[");
+    for (uint32_t i = 0; i < r->n_rows; i++) {
+        const struct kg_advise_row *row = &r->rows[i];
+        (void)kg_buf_puts(b, i > 0 ? ",{" : "{");
+        put_str(b, "label", row->label);
+        put_sets(b, row);
+        if (row->why[0] != '\0') {
+            (void)kg_buf_puts(b, ",\"gain\":null,");
+            put_str(b, "cannot_run", row->why);
+        } else {
+            put_f64(b, "gain", row->gain);
+            put_figures(b, &row->figures);
+        }
+        (void)kg_buf_putc(b, '}');
+    }
+    (void)kg_buf_putc(b, ']');
+}
+
+static void put_finals(struct kg_buf *b, const struct kg_advise_report *r)
+{
+    (void)kg_buf_puts(b, ",\"confirmed\":[");
+    for (uint32_t i = 0; i < r->n_finals; i++) {
+        const struct kg_advise_final *f = &r->finals[i];
+        const struct kg_advise_row *row = &r->rows[f->row];
+        (void)kg_buf_puts(b, i > 0 ? ",{" : "{");
+        put_str(b, "label", row->label);
+        put_sets(b, row);
+        if (f->why[0] != '\0') {
+            (void)kg_buf_putc(b, ',');
+            put_str(b, "cannot_judge", f->why);
+        } else {
+            put_gain(b, "held_out", &f->gain);
+            put_gain(b, "all", &f->whole);
+            put_figures(b, &f->figures);
+        }
+        (void)kg_buf_putc(b, '}');
+    }
+    (void)kg_buf_putc(b, ']');
+}
+
+static void put_recommended(struct kg_buf *b, const struct kg_advise_report *r)
+{
+    struct kg_buf ini;
+
+    if (r->recommended == KG_NONE) {
+        (void)kg_buf_puts(b, ",\"recommended\":null");
+        return;
+    }
+    const struct kg_advise_final *f = &r->finals[r->recommended];
+    const struct kg_advise_row *row = &r->rows[f->row];
+    kg_buf_init(&ini, 0);
+    (void)kg_advise_ini(row->sets, row->n_sets, "", &ini);
+    (void)kg_buf_puts(b, ",\"recommended\":{");
+    put_str(b, "label", row->label);
+    put_sets(b, row);
+    (void)kg_buf_putc(b, ',');
+    put_str(b, "ini", kg_buf_cstr(&ini));
+    put_gain(b, "gain", &f->gain);
+    (void)kg_buf_putc(b, ',');
+    put_str(b, "check", r->check);
+    (void)kg_buf_putc(b, '}');
+    kg_buf_fini(&ini);
+}
+
+int kg_advise_json(const struct kg_advise_report *r, struct kg_buf *b)
+{
+    (void)kg_buf_putc(b, '{');
+    put_str(b, "config", r->conf);
+    (void)kg_buf_putc(b, ',');
+    put_str(b, "trace", r->trace);
+    (void)kg_buf_putc(b, ',');
+    put_str(b, "objective", kg_advise_objective_name(r->objective));
+    (void)kg_buf_printf(b, ",\"seed\":%llu,\"requests\":%u,\"picked_on\":%u,\"whole_runs\":%s",
+                        (unsigned long long)r->seed, r->n, r->n_pick,
+                        r->is_split ? "true" : "false");
+    put_f64(b, "load", r->load);
+    put_f64(b, "stretch", r->stretch);
+    put_f64(b, "least", r->least);
+    put_f64(b, "ttft_slo_ms", r->ttft_slo_ms);
+    put_f64(b, "tpot_slo_ms", r->tpot_slo_ms);
+    put_guide(b, r);
+    (void)kg_buf_puts(b, ",\"base\":{\"label\":\"as it is\"");
+    put_figures(b, &r->base);
+    (void)kg_buf_putc(b, '}');
+    put_rows(b, r);
+    put_finals(b, r);
+    put_recommended(b, r);
+    return kg_buf_puts(b, "}\n");
+}
