@@ -21,7 +21,6 @@ struct kg_advise_runner {
     double ttft_slo_ms, tpot_slo_ms;
     uint32_t n_jobs; /* replays at once, >= 1 */
     uint32_t objective;
-    uint32_t throughput;           /* 1: nothing waits for its arrival; the queue takes all */
     const char *folder;            /* for files */
     struct kg_advise_space *space; /* of the points */
     uint32_t n, n_pick;            /* requests; those picked on. n: after the first replay */

@@ -407,8 +407,10 @@ static int prepare(struct advise *x)
                            n);
         }
         (void)snprintf(r->stretch, sizeof(r->stretch), "1e-9");
-        (void)snprintf(x->max_requests, sizeof(x->max_requests), "engine.max_requests=%u", n);
-        x->line.sets[x->line.n_sets++] = x->max_requests;
+        if (kg_config_conf(x->config)->engine.max_requests < n) {
+            (void)snprintf(x->max_requests, sizeof(x->max_requests), "engine.max_requests=%u", n);
+            x->line.sets[x->line.n_sets++] = x->max_requests;
+        }
     }
     r->sets = x->line.sets;
     r->n_sets = x->line.n_sets;

@@ -103,7 +103,7 @@ static double share(double part, double whole)
 
 static void put_table_head(struct kg_buf *b)
 {
-    (void)kg_buf_printf(b, "  %-34s %8s %9s %9s %8s %7s %7s %6s %7s %7s  %s\n", "candidate", "gain",
+    (void)kg_buf_printf(b, "  %-46s %8s %9s %9s %8s %7s %7s %6s %7s %7s  %s\n", "candidate", "gain",
                         "TTFT p50", "p99, s", "TPOT ms", "good %", "reused%", "lost%", "preempt",
                         "refused", "GiB live, cached pages, states, idle");
 }
@@ -114,7 +114,7 @@ static void put_table_row(struct kg_buf *b, const char *label, double gain, cons
     char text[24] = "-";
 
     if (why[0] != '\0') {
-        (void)kg_buf_printf(b, "  %-34.34s cannot run: %s\n", label, why);
+        (void)kg_buf_printf(b, "  %-46.46s cannot run: %s\n", label, why);
         return;
     }
     if (gain != 0) {
@@ -122,7 +122,7 @@ static void put_table_row(struct kg_buf *b, const char *label, double gain, cons
     }
     const double *m = g->bytes_mean;
     (void)kg_buf_printf(
-        b, "  %-34.34s %8s %9.3f %9.2f %8.2f %7.2f %7.2f %6.2f %7.0f %7u  %.1f %.1f %.1f %.1f\n",
+        b, "  %-46.46s %8s %9.3f %9.2f %8.2f %7.2f %7.2f %6.2f %7.0f %7u  %.1f %.1f %.1f %.1f\n",
         label, text, g->ttft_p50_ms / 1e3, g->ttft_p99_ms / 1e3, g->tpot_ms, 100 * g->good_share,
         share(g->reused, g->prompt), share(g->lost, g->prompt), g->preempted, g->n_refused,
         (m[LIVE_PAGES] + m[LIVE_STATES]) / GIB, m[CACHED_PAGES] / GIB, m[CACHED_STATES] / GIB,

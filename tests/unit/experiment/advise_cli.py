@@ -1,0 +1,321 @@
+#!/usr/bin/python3
+"""kedge advise: planted answers are found, nothing is found where nothing is, its command shows its gain.
+
+usage: advise_cli.py KEDGE SOURCE_ROOT      (TAP on standard output)
+"""
+import json
+import os
+import pty
+import random
+import shlex
+import subprocess
+import sys
+import tempfile
+
+KEDGE, ROOT = (os.path.abspath(p) for p in sys.argv[1:3])
+CONF = os.path.join(ROOT, "scripts/conf")
+SIM, TINY = (os.path.join(CONF, n) for n in ("sim-k3.ini", "tiny.ini"))
+CASES = []
+
+
+def case(f):
+    CASES.append(f)
+    return f
+
+
+def run(*args, env=None):
+    return subprocess.run([KEDGE, "advise", *args], capture_output=True, text=True, timeout=230,
+                          env=dict(os.environ, **(env or {})))
+
+
+def sets(*assignments):
+    return [w for s in assignments for w in ("--set", s)]
+
+
+def advice(*args):
+    r = run("--json", *args)
+    assert r.returncode == 0, "exit %d: %s" % (r.returncode, r.stderr[-600:])
+    return json.loads(r.stdout)
+
+
+def write(path, requests):
+    with open(path, "w") as f:
+        for r in requests:
+            f.write(json.dumps(r) + "\n")
+    return path
+
+
+def shared_prefix(d, n=160, shared=40960, own=1500, gap_ms=900):
+    """One long system prompt that all share, a question each."""
+    rng, at, out = random.Random(4), 0.0, []
+    for i in range(n):
+        at += rng.expovariate(1 / gap_ms)
+        blocks = shared // 512
+        ids = list(range(1, blocks + 1)) + [1000 * (i + 1) + k for k in range(3)]
+        out.append({"timestamp": round(at, 3), "input_length": shared + own, "output_length": rng.randrange(20, 60),
+                    "hash_ids": ids})
+    return write(os.path.join(d, "shared.jsonl"), out)
+
+
+def strangers(d, n=160, tokens=3000, output=40, gap_ms=700, name="strangers.jsonl"):
+    """Nothing is shared and nobody waits long."""
+    rng, at, out = random.Random(9), 0.0, []
+    for i in range(n):
+        at += rng.expovariate(1 / gap_ms)
+        length = rng.randrange(tokens // 2, 2 * tokens)
+        out.append({"timestamp": round(at, 3), "input_length": length,
+                    "output_length": rng.randrange(output // 2, 2 * output)})
+        out[-1]["hash_ids"] = [10000 * (i + 1) + k for k in range(-(-length // 512))]
+    return write(os.path.join(d, name), out)
+
+
+def ab(command, d):
+    """Runs the printed command; its comparison."""
+    words = shlex.split(command)
+    assert words[:2] == ["kedge", "ab"], command
+    r = subprocess.run([KEDGE, "ab", "--json", *words[2:]], capture_output=True, text=True, timeout=200, cwd=d)
+    assert r.returncode == 0, r.stderr[-500:]
+    return json.loads(r.stdout)["comparisons"][0]
+
+
+def figure(comparison, name):
+    return next(f for f in comparison["figures"] if f["name"] == name)
+
+
+def confirmed(report):
+    label = report["recommended"]["label"]
+    return next(c for c in report["confirmed"] if c["label"] == label)
+
+
+@case
+def an_interval_that_misses_a_shared_prefix_is_replaced_and_the_command_shows_the_gain():
+    with tempfile.TemporaryDirectory() as d:
+        t = shared_prefix(d)
+        a = advice("-c", SIM, *sets("prefix.checkpoint=interval", "prefix.interval=32768"), "--trace", t,
+                   "--only", "reuse")
+        r = a["recommended"]
+        assert r is not None, a["confirmed"]
+        # 40,960 tokens are shared; a state at 32,768 leaves 8,192 to compute, each time
+        base, best = a["candidates"][0]["figures"], next(
+            c for c in a["candidates"] if c["label"] == r["label"])["figures"]
+        assert base["lost_tokens"] > 70 * 8192 * 0.9, base
+        assert best["lost_tokens"] < base["lost_tokens"] / 10, best
+        assert r["gain"]["better"] and r["gain"]["hi"] < 0, r["gain"]
+        assert r["ini"].startswith("[prefix]\n"), r["ini"]
+        c = ab(r["check"], d)
+        f = figure(c, "mean TTFT")
+        whole = confirmed(a)["all"]
+        assert f["different"] and abs(f["rel"] - whole["change"]) < 1e-12, (f["rel"], whole)
+        assert abs(f["a"] - whole["a"]) < 1e-9 and abs(f["b"] - whole["b"]) < 1e-9
+        g = a["guide"]
+        assert g["shared_tokens"] > 40000 and abs(g["state_tokens"] - 56171520 / 27648) < 1e-6, g
+        wanted = (2 * g["state_tokens"] * g["shared_tokens"]) ** 0.5
+        assert abs(g["interval"] - wanted) <= 32, (g["interval"], wanted)
+
+
+@case
+def a_split_that_starves_pages_is_replaced():
+    with tempfile.TemporaryDirectory() as d:
+        # 4 GiB, most of it for states: two requests of 16,000 tokens have pages, others wait
+        t = strangers(d, n=120, tokens=16000, output=60, gap_ms=1500)
+        a = advice("-c", SIM, *sets("plugins.pool=split", "pool-split.ratio=4", "memory.bytes=4g",
+                                    "engine.max_seqs=16", "prefix.enabled=no", "exec-sim.max_context=40000"),
+                   "--trace", t, "--only", "pool")
+        r = a["recommended"]
+        assert r is not None, a["confirmed"]
+        assert any(s.startswith(("pool-split.", "plugins.pool=")) for s in r["set"]), r
+        assert r["gain"]["change"] < -0.05 and r["gain"]["hi"] < 0, r["gain"]
+        base, best = a["base"]["figures"], confirmed(a)["figures"]
+        idle = lambda f: sum(f["bytes_mean"][k] for k in ("holes", "gap", "padding"))
+        assert idle(best) < idle(base), (idle(best), idle(base))
+
+
+@case
+def where_nothing_helps_no_change_is_worth_it():
+    with tempfile.TemporaryDirectory() as d:
+        t = strangers(d)
+        a = advice("-c", SIM, "--trace", t)
+        assert a["recommended"] is None, a["recommended"]
+        r = run("-c", SIM, "--trace", t, "--only", "lifetime")
+        assert r.returncode == 0 and "No change is worth it" in r.stdout, r.stdout
+        assert "nothing repeats: no checkpoint pays" in r.stdout, r.stdout
+
+
+@case
+def a_handful_of_requests_confirms_nothing():
+    with tempfile.TemporaryDirectory() as d:
+        t = shared_prefix(d, n=12)
+        r = run("-c", SIM, *sets("prefix.enabled=no"), "--trace", t, "--only", "reuse")
+        assert r.returncode == 0 and "Cannot tell: 6 requests are too few" in r.stdout, r.stdout
+
+
+@case
+def the_same_seed_gives_the_same_report_whatever_runs_at_once():
+    with tempfile.TemporaryDirectory() as d:
+        t = shared_prefix(d, n=80)
+        args = ("-c", SIM, *sets("prefix.enabled=no"), "--trace", t, "--only", "reuse,lifetime")
+        first = run("--json", *args, "--jobs", "1")
+        for jobs in ("2", "5"):
+            again = run("--json", *args, "--jobs", jobs)
+            assert first.returncode == again.returncode == 0 and first.stdout == again.stdout
+        assert json.loads(first.stdout)["recommended"] is not None
+
+
+@case
+def sessions_are_confirmed_at_other_arrivals_and_the_command_says_which():
+    with tempfile.TemporaryDirectory() as d:
+        rng, out = random.Random(3), []
+        for s in range(24):  # turns that repeat what was said
+            ids, at = [], 1000 * s
+            for turn in range(6):
+                ids = ids + [100000 * (s + 1) + len(ids) + k for k in range(6)]
+                name = "%d-%d" % (s, turn)
+                o = {"id": name, "input_length": 512 * len(ids), "output_length": rng.randrange(20, 80),
+                     "hash_ids": list(ids), "timestamp": at}
+                if turn > 0:
+                    o.pop("timestamp")
+                    o.update({"after": "%d-%d" % (s, turn - 1), "delay": 1500})
+                out.append(o)
+        t = write(os.path.join(d, "a trace's.jsonl"), out)
+        a = advice("-c", SIM, *sets("prefix.enabled=no"), "--trace", t, "--only", "reuse", "--stretch", "2")
+        assert a["whole_runs"] and a["recommended"] is not None
+        assert abs(a["stretch"] - 2.02) < 1e-9 and "--seed 2" in a["recommended"]["check"]
+        f = figure(ab(a["recommended"]["check"], d), "mean TTFT")
+        assert abs(f["rel"] - confirmed(a)["all"]["change"]) < 1e-12, (f, confirmed(a))
+
+
+@case
+def throughput_and_goodput_are_advised_for_and_ab_shows_them():
+    with tempfile.TemporaryDirectory() as d:
+        t = shared_prefix(d, n=100)
+        a = advice("-c", SIM, *sets("prefix.enabled=no"), "--trace", t, "--only", "reuse", "--objective", "throughput")
+        r = a["recommended"]
+        assert r is not None and r["gain"]["change"] > 1, r
+        c = ab(r["check"], d)
+        assert abs(c["throughput"]["rel"] - confirmed(a)["all"]["change"]) < 1e-3, (c["throughput"], confirmed(a))
+        a = advice("-c", SIM, *sets("prefix.enabled=no"), "--trace", t, "--only", "reuse", "--objective", "goodput",
+                   "--ttft-slo", "1500")
+        r = a["recommended"]
+        assert r is not None and 0 < r["gain"]["lo"] <= r["gain"]["change"] <= 1, r
+        f = figure(ab(r["check"], d), "good")
+        assert abs(f["diff"] - confirmed(a)["all"]["change"]) < 1e-12
+
+
+@case
+def a_drafter_is_advised_on_and_without_one_that_is_said():
+    with tempfile.TemporaryDirectory() as d:
+        conf = os.path.join(CONF, "sim-k3-tables.ini")
+        t = strangers(d, n=80, tokens=1000, output=200, gap_ms=400)
+        a = advice("-c", conf, *sets("exec-sim.draft_block=7"), "--trace", t, "--only", "speculation", "--objective",
+                   "tpot")
+        r = a["recommended"]
+        assert r is not None and any("plugins.spec=" in s for s in r["set"]), a["confirmed"]
+        assert r["gain"]["hi"] < -0.2, r["gain"]
+        r = run("-c", conf, "--trace", t, "--only", "speculation")
+        assert r.returncode == 0 and "no verify policy was tried" in r.stdout, r.stdout
+
+
+@case
+def the_json_has_every_field_of_the_page():
+    with tempfile.TemporaryDirectory() as d:
+        summary = os.path.join(d, "s.json")
+        r = run("-c", SIM, "--trace", strangers(d, n=60), "--only", "lifetime", "--summary", summary, "--json")
+        assert r.returncode == 0, r.stderr
+        with open(summary) as f:
+            assert f.read() == r.stdout
+        a = json.loads(r.stdout)
+        assert set(a) == set("config trace objective seed requests picked_on whole_runs load stretch least ttft_slo_ms "
+                             "tpot_slo_ms guide base candidates confirmed recommended".split()), sorted(a)
+        assert a["requests"] == 60 and a["picked_on"] == 30
+        assert a["candidates"][0]["label"] == "as it is" and a["candidates"][0]["set"] == []
+        for c in a["candidates"]:
+            assert isinstance(c["set"], list) and ("cannot_run" in c or set(c["figures"]) == set(
+                "requests ok refused failed ttft_mean_ms ttft_p50_ms ttft_p99_ms tpot_mean_ms e2e_mean_ms "
+                "queue_mean_ms good_share prompt_tokens reused_tokens lost_tokens preemptions verified accepted "
+                "arena_bytes bytes_mean".split())), c
+            f = c["figures"]
+            whole = sum(v for k, v in f["bytes_mean"].items() if k != "promised")
+            assert abs(whole - f["arena_bytes"]) < 20
+        with open(os.path.join(ROOT, "core/docs/advise.md")) as f:
+            page = f.read()
+        for key in list(a) + list(a["candidates"][0]["figures"]) + list(a["guide"]):
+            assert "`%s`" % key in page, key
+
+
+@case
+def what_cannot_run_is_named_and_the_others_go_on():
+    with tempfile.TemporaryDirectory() as d:
+        # 60 states are needed at start: small ratios cannot give them
+        a = advice("-c", SIM, *sets("memory.bytes=8g", "engine.max_seqs=60"), "--trace", strangers(d, n=60), "--only",
+                   "pool")
+        bad = [c for c in a["candidates"] if "cannot_run" in c]
+        assert bad and all("max_seqs = 60" in c["cannot_run"] for c in bad), bad
+        assert any("figures" in c and c["set"] for c in a["candidates"])
+
+
+@case
+def bad_lines_are_refused_before_anything_runs():
+    with tempfile.TemporaryDirectory() as d:
+        t = strangers(d, n=10)
+        broken = write(os.path.join(d, "broken.jsonl"), [{"timestamp": 0, "input_length": 5, "output_length": -1}])
+        one = strangers(d, n=1, name="one.jsonl")
+        for args, status, text in (
+                (("--trace", t), 2, "needs -c FILE and --trace"), (("-c", SIM), 2, "needs -c FILE and --trace"),
+                (("-c", SIM, "--trace", t, "--objective", "speed"), 2, "ttft, tpot, e2e"),
+                (("-c", SIM, "--trace", t, "--objective", "goodput"), 2, "needs --ttft-slo"),
+                (("-c", SIM, "--trace", t, "--objective", "throughput", "--load", "0.5"), 2, "leave out --load"),
+                (("-c", SIM, "--trace", t, "--load", "0.5", "--stretch", "2"), 2, "exclude each other"),
+                (("-c", SIM, "--trace", t, "--only", "pool,spec"), 2, "some of reuse,pool,lifetime,speculation"),
+                (("-c", SIM, "--trace", t, "--jobs", "0"), 2, "1 .. 16"),
+                (("-c", SIM, "--trace", t, "--format", "csv"), 2, "mooncake"),
+                (("-c", SIM, "--trace", broken), 1, "line 1: output_length"),
+                (("-c", SIM, "--trace", os.path.join(d, "no")), 2, "no"),
+                (("-c", SIM, "--trace", one), 1, "one request"),
+                (("-c", SIM, *sets("plugins.pool=split", "pool-split.ratio=0.01"), "--trace", t), 2, "max_seqs"),
+                (("-c", TINY, "--trace", t), 2, "real time"),
+                (("-c", SIM, *sets("exec-sim.clock=real"), "--trace", t), 2, "real time")):
+            r = run(*args)
+            assert r.returncode == status and text in r.stderr, (args, r.returncode, r.stderr)
+        r = run("-c", TINY, "--trace", t, "--stretch", "100")
+        assert "hours" in r.stderr and "--write-cost" in r.stderr, r.stderr
+
+
+@case
+def progress_with_the_time_left_goes_to_a_terminal_only_and_no_file_stays():
+    with tempfile.TemporaryDirectory() as d:
+        t = strangers(d, n=60)
+        tmp = os.path.join(d, "tmp")
+        os.mkdir(tmp)
+        args = ("-c", SIM, "--trace", t, "--only", "lifetime")
+        r = run(*args, env={"TMPDIR": tmp})
+        assert r.returncode == 0 and "replays done" not in r.stderr and os.listdir(tmp) == [], r.stderr
+        ours, theirs = pty.openpty()
+        p = subprocess.Popen([KEDGE, "advise", *args], stdout=subprocess.DEVNULL, stderr=theirs)
+        os.close(theirs)
+        seen = b""
+        try:
+            while True:
+                seen += os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            pass
+        assert p.wait() == 0
+        os.close(ours)
+        text = seen.decode()
+        assert "trying: " in text and "replays done" in text and " s left" in text, text[:300]
+
+
+def main():
+    failed = 0
+    print("1..%d" % len(CASES), flush=True)
+    for i, f in enumerate(CASES, 1):
+        try:
+            f()
+            print("ok %d - %s" % (i, f.__name__), flush=True)
+        except Exception as e:  # pylint: disable=broad-except
+            failed += 1
+            print("not ok %d - %s\n# %s: %s" % (i, f.__name__, type(e).__name__, str(e)[:2000].replace("\n", "\n# ")),
+                  flush=True)
+    return failed > 0
+
+
+sys.exit(main())
