@@ -387,17 +387,18 @@ static void moments(const struct work *k, uint32_t m, double *mean, double *se)
     *se = n > 1 ? sqrt(sq / (n - 1)) : NAN;
 }
 
-/* The quantile of the largest standardised deviation over the tested figures of a draw. */
-static double critical_of(struct work *k, const struct kg_ab_figure *figs, double p)
+/* The quantile of the largest standardised deviation over the tested figures from..to of a draw. */
+static double critical_of(struct work *k, const struct kg_ab_figure *figs, uint32_t from,
+                          uint32_t to, double p)
 {
     double mean[KG_AB_N_FIGURES], se;
 
-    for (uint32_t m = 0; m < KG_AB_N_FIGURES; m++) {
+    for (uint32_t m = from; m < to; m++) {
         moments(k, m, &mean[m], &se);
     }
     for (uint32_t d = 0; d < k->c->n_draws; d++) {
         double most = 0;
-        for (uint32_t m = 0; m < KG_AB_N_FIGURES; m++) {
+        for (uint32_t m = from; m < to; m++) {
             double v = k->diffs[(size_t)d * KG_AB_N_FIGURES + m];
             if (figs[m].is_tested && figs[m].se > 0 && !isnan(v)) {
                 most = fmax(most, fabs(v - mean[m]) / figs[m].se);
@@ -452,9 +453,10 @@ static void judge(struct work *k, struct kg_ab_result *r)
         r->n_tested += f->is_tested;
     }
     double student = df > 1 ? kg_ab_student(p, df - 1) / kg_ab_student(p, 400) : 1;
-    r->critical = critical_of(k, r->figures, p) * spread * student;
+    r->critical = critical_of(k, r->figures, 0, KG_AB_N_FIGURES, p) * spread * student;
     for (uint32_t m = 0; m < KG_AB_N_FIGURES; m++) {
         struct kg_ab_figure *f = &r->figures[m];
+        f->critical = critical_of(k, r->figures, m, m + 1, p) * spread * student;
         f->is_different = f->is_tested && fabs(f->diff) > r->critical * f->se;
         f->is_small = f->is_different && fabs(abouts[m].is_share ? f->diff : f->rel) < c->least;
     }

@@ -83,6 +83,7 @@ struct kg_ab_figure {
     double rel;        /* diff / a; NaN where a is 0 */
     double rel_lo, rel_hi;
     double se;             /* of the difference */
+    double critical;       /* standard errors it must exceed where it alone is looked at */
     uint32_t n;            /* pairs behind it */
     uint32_t is_tested;    /* 0: too few pairs or windows to tell */
     uint32_t is_different; /* beyond chance, all figures of the report considered */

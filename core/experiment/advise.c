@@ -489,8 +489,8 @@ static void add_finalist(struct kg_advise_found *f, int single)
     for (uint32_t i = 1; i < f->n; i++) {
         const struct kg_advise_try *t = &f->tries[i];
         int is_in = 0;
-        for (uint32_t k = 0; k < f->n_finalists; k++) {
-            is_in |= f->finalists[k] == i;
+        for (uint32_t k = 0; k < f->n_finalists; k++) { /* equal gains: what differs was not met */
+            is_in |= f->tries[f->finalists[k]].gain == t->gain;
         }
         if (!is_in && t->gain > 0 && (!single || n_changed(&t->point) == 1) &&
             (best == KG_NONE || t->gain > f->tries[best].gain)) {

@@ -134,8 +134,8 @@ struct kg_advise_found {
  * and so on through the dimensions until a round moves nothing. Ties go to the setting with fewer
  * assignments. At the end changes whose removal costs less than half of `least` are taken back. The
  * finalists are the end point, the best point that differs in one dimension only, and the best of
- * the others. Deterministic if `run` is. Returns what run said, KG_OK or KG_ELIMIT past
- * KG_ADVISE_TRIES (what was found so far is there then).
+ * the others that did not turn out equal. Deterministic if `run` is. Returns what run said, KG_OK
+ * or KG_ELIMIT past KG_ADVISE_TRIES (what was found so far is there then).
  */
 KG_CHECKED int kg_advise_search(const struct kg_advise_search *search,
                                 struct kg_advise_found *found);
@@ -210,9 +210,9 @@ struct kg_advise_judge {
 
 /*
  * Compares as kedge ab does (ab_stats.h). With n_finalists > 1 each interval has level
- * 1 - 0.05 / n_finalists, so that all hold together with 95 %. is_better asks for both: beyond the
- * largest deviation of all figures at 5 %, and an interval without 0. `result` gets the whole
- * comparison; may be NULL. KG_EINVAL, KG_ENOMEM.
+ * 1 - 0.05 / n_finalists, so that all hold together with 95 %. is_better asks for both: more
+ * standard errors than chance gives this figure (with Student's factor for the windows), and an
+ * interval without 0. `result` gets the whole comparison; may be NULL. KG_EINVAL, KG_ENOMEM.
  */
 KG_CHECKED int kg_advise_judge(const struct kg_advise_judge *judge, struct kg_advise_gain *gain,
                                struct kg_ab_result *result, struct kg_error *err);

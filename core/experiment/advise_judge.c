@@ -145,7 +145,8 @@ static void gain_of(const struct kg_advise_judge *j, const struct kg_ab_result *
     int is_share = kg_ab_figure_about(m)->is_share, sign = is_share ? 1 : -1;
     double rel = is_share ? f->diff : f->rel;
     double lo = is_share ? f->lo : f->rel_lo, hi = is_share ? f->hi : f->rel_hi;
-    int apart = f->is_different && (lo > 0 || hi < 0) && fabs(rel) >= j->least;
+    int apart = f->is_tested && fabs(f->diff) > f->critical * f->se && (lo > 0 || hi < 0) &&
+                fabs(rel) >= j->least;
 
     *g = (struct kg_advise_gain){.a = f->a,
                                  .b = f->b,
