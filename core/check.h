@@ -22,6 +22,8 @@ struct kg_check_size {
 struct kg_check_trace {
     uint32_t n, n_repeating;   /* requests; those that begin like an earlier one. n 0: no trace */
     uint64_t prompt, repeated; /* tokens; of them seen before, whole pages */
+    uint64_t fresh, again;     /* tokens in different whole pages, answers included; of these seen
+                                  more than once, each counted once */
     uint64_t lost;             /* of those, behind the last multiple of [prefix] interval */
     uint32_t better;           /* interval that loses little, tokens */
     uint64_t better_lost;

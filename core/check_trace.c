@@ -13,25 +13,31 @@
 /* A share of the repeated tokens that is good enough. */
 #define LOST_LITTLE 0.05
 
-/* Hashes of the beginnings seen so far; 0 is an empty place. */
+/* Hashes of the beginnings seen so far, without their lowest bit, which says that one was seen
+ * again; 0 is an empty place. */
 struct seen {
     uint64_t *place;
     uint64_t n, mask;
+    uint64_t n_again;
 };
+
+#define AGAIN 1u
 
 /* The place of a hash or an empty one. */
 static uint64_t *find(const struct seen *s, uint64_t h)
 {
-    uint64_t at = h & s->mask;
+    uint64_t at = h >> 1 & s->mask;
 
-    while (s->place[at] != 0 && s->place[at] != h)
+    while (s->place[at] != 0 && ((s->place[at] ^ h) & ~(uint64_t)AGAIN) != 0)
         at = (at + 1) & s->mask;
     return &s->place[at];
 }
 
 static int grow(struct seen *s)
 {
-    struct seen next = {.mask = s->mask == 0 ? (1u << 16) - 1 : s->mask * 2 + 1, .n = s->n};
+    struct seen next = {.mask = s->mask == 0 ? (1u << 16) - 1 : s->mask * 2 + 1,
+                        .n = s->n,
+                        .n_again = s->n_again};
 
     next.place = calloc(next.mask + 1, sizeof(*next.place));
     if (next.place == NULL)
@@ -56,14 +62,16 @@ static int sight(struct seen *s, const uint32_t *tokens, uint32_t n, uint32_t pa
     for (uint32_t i = 0; i + page <= n; i += page) {
         for (uint32_t k = 0; k < page; k++)
             h = kg_hash_mix(h ^ tokens[i + k]) + 1;
-        h |= h == 0;
+        uint64_t key = h & ~(uint64_t)AGAIN;
+        key = key != 0 ? key : 2;
         if (2 * s->n >= s->mask && grow(s) != KG_OK)
             return KG_ENOMEM;
-        uint64_t *place = find(s, h);
-        known = known && *place == h;
+        uint64_t *place = find(s, key);
+        known = known && *place != 0;
         *n_pages += (uint32_t)known;
         s->n += *place == 0;
-        *place = h;
+        s->n_again += *place == key; /* its first repetition */
+        *place = *place == 0 ? key : key | AGAIN;
     }
     return KG_OK;
 }
@@ -107,6 +115,8 @@ static int walk(struct kg_check_trace *t, const struct kg_trace *trace,
         t->repeated += t->shared[i];
         t->n_repeating += t->shared[i] > 0;
     }
+    t->fresh = seen.n * page;
+    t->again = seen.n_again * page;
     free(tokens);
     free(seen.place);
     return rc;

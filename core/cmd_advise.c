@@ -14,6 +14,8 @@
 #include <unistd.h>
 
 #define MAX_WORDS 40
+/* Tokens a prompt given as text may have. */
+#define TEXT_TOKENS 131072u
 /* Replays a search takes, for saying how long it would be in real time. */
 #define TYPICAL_REPLAYS 45
 /* With sessions the held-out requests run beside those that picked: the confirming replays get
@@ -243,6 +245,7 @@ static int look_at_trace(struct advise *x, struct kg_trace **trace, double *mean
         const struct kg_trace_req *q = &(*trace)->reqs[i];
         uint32_t n = q->n_prompt + q->n_output;
         sum += n;
+        n = q->n_text > 0 ? TEXT_TOKENS : n; /* not known before a tokenizer saw it */
         *longest = n > *longest ? n : *longest;
         x->has_after |= q->after != KG_NONE;
         x->is_ordered = x->is_ordered && (i == 0 || q->line > q[-1].line);
@@ -277,7 +280,12 @@ static int look_closer(struct advise *x, const struct kg_check *check)
     in->n_repeating = t.n_repeating;
     in->prompt_tokens = (double)t.prompt;
     in->repeated_tokens = (double)t.repeated;
+    in->again_tokens = (double)t.again;
     in->page_tokens = l->page_tokens;
+    if (check->stack->desc.max_orders > 0) {
+        in->least =
+            (double)check->stack->conf->engine.prefill_chunk / check->stack->desc.max_orders;
+    }
     x->report.has_guide = 1;
     kg_check_trace_fini(&t);
     return KG_OK;

@@ -145,47 +145,54 @@ KG_CHECKED int kg_advise_search(const struct kg_advise_search *search,
 struct kg_guide_in {
     double state_bytes;     /* of a state as the pool holds it */
     double token_bytes;     /* of a token in a page */
-    double token_ns;        /* to compute one prompt token again, at the trace's mean length; 0 not
-                               known */
+    double token_ns;        /* to compute one prompt token again, at the trace's mean length; 0
+                               not known */
     double n, n_repeating;  /* requests; those whose prompt begins like an earlier one's */
     double prompt_tokens;   /* of all */
     double repeated_tokens; /* of these, seen before, in whole pages */
-    double page_tokens, longest; /* bounds of an interval */
+    double again_tokens;    /* different ones that come back at all, each counted once */
+    double page_tokens;     /* an interval is so many times n */
+    double least, longest;  /* bounds of an interval: a shorter one cuts prompts into smaller
+                               chunks, because a step takes only so many orders */
 };
 
 /*
  * State price: the pages a state displaces, S / t tokens (S bytes a state, t bytes a token). Where
- * memory is full each of these would be wanted again as often as cached tokens are, so a state pays
- * if it saves more than S / t tokens at the same chance of being used: the break-even distance.
+ * memory is full a state pays if it saves more than that at the same chance of being used: the
+ * break-even distance.
  *
- * Interval: with states every N tokens a request that finds s tokens computes N / 2 of them again
- * on average, the remainder being anywhere. W new tokens cost W / N states, each displacing S / t
- * tokens of which a share R / W is wanted again (R = repeated tokens). Computing time per token
- * falls out of
+ * Interval: with states every N tokens a request that finds something computes N / 2 tokens of it
+ * again on average, the remainder being anywhere. W new tokens bring W / N states, each displacing
+ * S / t tokens. A token displaced that would have come back is computed once more and is then in
+ * the cache again: it costs one, however often it comes back later. Tokens that come back at all
+ * are A of W. In tokens computed, for the whole trace:
  *
- *     cost(N) = n_repeating N / 2 + W / N * S / t * R / W,
+ *     cost(N) = n_repeating N / 2 + W / N * S / t * A / W,
  *
- * least at N = sqrt(2 S / t * R / n_repeating) = sqrt(2 * state price * mean repeated tokens): the
- * square root of Young's rule for checkpoints of long computations (CACM 17 (9), 1974) with the
- * price of a state for the time a checkpoint takes and the shared length for the time between
- * failures. It holds while N is well below the shared length and memory is full; with room to spare
- * states cost nothing and the least interval is best.
+ * least at N = sqrt(2 S / t * A / n_repeating) = sqrt(2 * state price * a), a = A / n_repeating:
+ * the tokens worth keeping that a repeating request brings. It is Young's rule for checkpoints of
+ * long computations (CACM 17 (9), 1974) with the price of a state for the time a checkpoint takes
+ * and a for the time between failures; the time to compute a token falls out. It holds where memory
+ * is full and N is well below the length that is shared. With room to spare states cost nothing and
+ * the least interval is best; and pages that are evicted first are wanted less than others are, so
+ * it is rather too long than too short.
  */
 struct kg_guide {
-    double state_tokens;   /* state price = break-even distance, tokens */
-    double state_ms;       /* time to compute so many tokens again; 0 not known */
-    double shared_tokens;  /* mean repeated tokens of a request that repeats any */
-    double interval;       /* best by the rule, within its bounds; 0 without repetition */
-    double interval_lost;  /* tokens computed again per repeating request there, N / 2 */
-    double repeated_share; /* of the prompt tokens */
-    double token_us;       /* to compute one token again; 0 not known */
-    uint32_t
-        interval_is_long; /* 1: not well below the shared length, states at places pay better */
+    double state_tokens;       /* state price = break-even distance, tokens */
+    double state_ms;           /* time to compute so many tokens again; 0 not known */
+    double shared_tokens;      /* mean repeated tokens of a request that repeats any */
+    double kept_tokens;        /* a, tokens */
+    double interval;           /* best by the rule, within its bounds; 0 without repetition */
+    double interval_lost;      /* tokens computed again per repeating request there, N / 2 */
+    double repeated_share;     /* of the prompt tokens */
+    double token_us;           /* to compute one token again; 0 not known */
+    uint32_t is_least;         /* 1: the rule asks for less than the bound */
+    uint32_t interval_is_long; /* 1: above half the shared length, states at places pay better */
 };
 
 void kg_guide_of(const struct kg_guide_in *in, struct kg_guide *guide);
-/* Tokens computed again per repeating request, and pages displaced (in tokens that would have been
- * wanted again) per repeating request, at an interval: the two sides of the rule. */
+/* The two sides of the rule at an interval, in tokens computed again per repeating request: behind
+ * the last state, and for pages that states displaced. */
 void kg_guide_sides(const struct kg_guide_in *in, double interval, double *again,
                     double *displaced);
 

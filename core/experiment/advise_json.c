@@ -81,14 +81,17 @@ static void put_guide(struct kg_buf *b, const struct kg_advise_report *r)
                         in->n_repeating);
     put_f64(b, "prompt_tokens", in->prompt_tokens);
     put_f64(b, "repeated_tokens", in->repeated_tokens);
+    put_f64(b, "again_tokens", in->again_tokens);
     put_f64(b, "state_bytes", in->state_bytes);
     put_f64(b, "token_bytes", in->token_bytes);
     put_f64(b, "state_tokens", g->state_tokens);
     put_f64(b, "state_ms", g->state_ms);
     put_f64(b, "token_us", g->token_us);
     put_f64(b, "shared_tokens", g->shared_tokens);
+    put_f64(b, "kept_tokens", g->kept_tokens);
     put_f64(b, "interval", g->interval);
     put_f64(b, "interval_lost", g->interval_lost);
+    put_f64(b, "least_interval", in->least);
     (void)kg_buf_printf(b, ",\"interval_is_long\":%s}", g->interval_is_long ? "true" : "false");
 }
 

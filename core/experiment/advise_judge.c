@@ -17,7 +17,7 @@ void kg_guide_sides(const struct kg_guide_in *in, double interval, double *again
 
     *again = interval / 2;
     *displaced = in->n_repeating > 0 && interval > 0
-                     ? price * in->repeated_tokens / interval / in->n_repeating
+                     ? price * in->again_tokens / interval / in->n_repeating
                      : 0;
 }
 
@@ -32,8 +32,11 @@ void kg_guide_of(const struct kg_guide_in *in, struct kg_guide *g)
         return;
     }
     g->shared_tokens = in->repeated_tokens / in->n_repeating;
-    double n = sqrt(2 * g->state_tokens * g->shared_tokens);
+    g->kept_tokens = in->again_tokens / in->n_repeating;
+    double n = sqrt(2 * g->state_tokens * g->kept_tokens);
     g->interval_is_long = n > LONG_SHARE * g->shared_tokens;
+    g->is_least = n < in->least;
+    n = fmax(n, in->least);
     n = in->page_tokens > 0 ? fmax(round(n / in->page_tokens), 1) * in->page_tokens : n;
     g->interval = in->longest > 0 ? fmin(n, in->longest) : n;
     g->interval_lost = g->interval / 2;

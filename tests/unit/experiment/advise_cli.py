@@ -33,7 +33,7 @@ def sets(*assignments):
 
 
 def advice(*args):
-    r = run("--json", *args)
+    r = run("--json", "--rounds", "1", *args)
     assert r.returncode == 0, "exit %d: %s" % (r.returncode, r.stderr[-600:])
     return json.loads(r.stdout)
 
@@ -109,8 +109,9 @@ def an_interval_that_misses_a_shared_prefix_is_replaced_and_the_command_shows_th
         assert abs(f["a"] - whole["a"]) < 1e-9 and abs(f["b"] - whole["b"]) < 1e-9
         g = a["guide"]
         assert g["shared_tokens"] > 40000 and abs(g["state_tokens"] - 56171520 / 27648) < 1e-6, g
-        wanted = (2 * g["state_tokens"] * g["shared_tokens"]) ** 0.5
-        assert abs(g["interval"] - wanted) <= 32, (g["interval"], wanted)
+        # the shared prompt comes back 159 times and counts once: 160 requests, one had nothing to repeat
+        assert g["repeating"] == 159 and abs(g["again_tokens"] - 40960) <= 64, g
+        assert g["interval"] == g["least_interval"] == 2048, g  # the rule asks for less than a step can write
 
 
 @case
@@ -155,9 +156,8 @@ def the_same_seed_gives_the_same_report_whatever_runs_at_once():
         t = shared_prefix(d, n=80)
         args = ("-c", SIM, *sets("prefix.enabled=no"), "--trace", t, "--only", "reuse,lifetime")
         first = run("--json", *args, "--jobs", "1")
-        for jobs in ("2", "5"):
-            again = run("--json", *args, "--jobs", jobs)
-            assert first.returncode == again.returncode == 0 and first.stdout == again.stdout
+        again = run("--json", *args, "--jobs", "5")
+        assert first.returncode == again.returncode == 0 and first.stdout == again.stdout
         assert json.loads(first.stdout)["recommended"] is not None
 
 

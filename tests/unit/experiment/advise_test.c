@@ -35,16 +35,19 @@ static const struct kg_advise_facts plain = {
 static void the_interval_is_that_of_a_computation_by_hand(void **state)
 {
     /* A state of 56,171,520 bytes, 27,648 a token: 2031.67 tokens. 1,000 requests, 400 of them
-     * repeat 2,000,000 tokens: 5,000 each. sqrt(2 x 2031.67 x 5000) = 4507.4; 70.43 pages. */
-    const struct kg_guide_in in = {.state_bytes = 56171520,
-                                   .token_bytes = 27648,
-                                   .token_ns = 50000,
-                                   .n = 1000,
-                                   .n_repeating = 400,
-                                   .prompt_tokens = 8000000,
-                                   .repeated_tokens = 2000000,
-                                   .page_tokens = 64,
-                                   .longest = 50000};
+     * repeat 3,200,000 tokens: 8,000 each. 1,600,000 different ones come back: 4,000 for each of
+     * the 400. sqrt(2 x 2031.67 x 4000) = 4031.5; 62.99 pages. */
+    struct kg_guide_in in = {.state_bytes = 56171520,
+                             .token_bytes = 27648,
+                             .token_ns = 50000,
+                             .n = 1000,
+                             .n_repeating = 400,
+                             .prompt_tokens = 8000000,
+                             .repeated_tokens = 3200000,
+                             .again_tokens = 1600000,
+                             .page_tokens = 64,
+                             .least = 2048,
+                             .longest = 50000};
     struct kg_guide g;
 
     (void)state;
@@ -52,9 +55,12 @@ static void the_interval_is_that_of_a_computation_by_hand(void **state)
     assert_true(fabs(g.state_tokens - 2031.6667) < 0.001);
     assert_true(fabs(g.state_ms - 101.583) < 0.001);
     assert_true(fabs(g.token_us - 50) < 1e-9);
-    assert_true(g.shared_tokens == 5000 && g.repeated_share == 0.25);
-    assert_true(g.interval == 70 * 64 && g.interval_lost == 35 * 64);
-    assert_true(g.interval_is_long == 1); /* 4,480 of 5,000 */
+    assert_true(g.shared_tokens == 8000 && g.kept_tokens == 4000 && g.repeated_share == 0.4);
+    assert_true(g.interval == 63 * 64 && g.interval_lost == 31.5 * 64 && !g.is_least);
+    assert_true(g.interval_is_long == 1); /* 4,031 of 8,000 */
+    in.least = 5000;
+    kg_guide_of(&in, &g);
+    assert_true(g.is_least && g.interval == 78 * 64);
 }
 
 static void the_interval_is_where_both_sides_cost_least_together(void **state)
@@ -62,7 +68,8 @@ static void the_interval_is_where_both_sides_cost_least_together(void **state)
     const struct kg_guide_in in = {.state_bytes = 3e6,
                                    .token_bytes = 1000,
                                    .n_repeating = 70,
-                                   .repeated_tokens = 70 * 90000.0,
+                                   .repeated_tokens = 70 * 300000.0,
+                                   .again_tokens = 70 * 90000.0,
                                    .prompt_tokens = 1e8};
     struct kg_guide g;
     double again, displaced, least = INFINITY, at = 0;
