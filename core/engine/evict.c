@@ -26,8 +26,6 @@
 static const double credit_hit[KG_IX_STANDS] = {CREDIT, CREDIT / 8};
 /* Fates after which a kind's counts are halved. */
 #define FATES 1024u
-/* Forks and hits count up to this. */
-#define MOST_REUSE 1000u
 
 /* --- lists --- */
 
@@ -171,10 +169,18 @@ static uint32_t stands(const struct kg_ix_node *n)
     return n->below == 0 ? KG_IX_END : KG_IX_PASSED;
 }
 
+static uint32_t known_as(const struct kg_ix_node *n)
+{
+    if (n->hits == 0) {
+        return n->kind;
+    }
+    return KG_INDEX_KINDS + (n->hits < KG_IX_TIMES ? n->hits : KG_IX_TIMES) - 1;
+}
+
 void kg_ix_tell_fate(struct kg_index *ix, uint32_t v, uint32_t hit)
 {
     const struct kg_ix_node *n = &ix->nodes[v];
-    struct kg_ix_fate *f = &ix->fate[stands(n)][n->kind];
+    struct kg_ix_fate *f = &ix->fate[stands(n)][known_as(n)];
 
     if (f->known == FATES) {
         f->known /= 2;
@@ -193,16 +199,16 @@ void kg_ix_tell_missed(struct kg_index *ix, uint32_t v)
     if (!n->missed) {
         return;
     }
-    struct kg_ix_fate *f = &ix->fate[n->missed - 1][n->kind];
+    struct kg_ix_fate *f = &ix->fate[n->missed - 1][n->was];
     uint64_t since = ix->stats.inserted[KG_PAGE] - n->gone;
     f->hit += f->hit < f->known && since <= ix->conf.max_units[KG_PAGE];
     n->missed = 0;
 }
 
-/* Share of the states of a kind that were hit. */
-static double prior(const struct kg_index *ix, uint32_t where, uint32_t kind)
+/* Share of the states known as this that were hit. */
+static double prior(const struct kg_index *ix, uint32_t where, uint32_t as)
 {
-    const struct kg_ix_fate *f = &ix->fate[where][kind];
+    const struct kg_ix_fate *f = &ix->fate[where][as];
 
     return (f->hit + credit_hit[where]) / (f->known + CREDIT);
 }
@@ -212,15 +218,11 @@ double kg_ix_rank(const struct kg_index *ix, uint32_t v)
     const struct kg_ix_node *n = &ix->nodes[v];
     uint32_t page = ix->conf.page_tokens, own = n->n_pages, up = n->parent;
     int alone = n->below == 0;
-    double reuse = prior(ix, stands(n), n->kind);
-    uint32_t forks = n->n_children > n->hits ? n->n_children : n->hits;
+    double reuse = prior(ix, stands(n), known_as(n));
 
     for (; up != KG_IX_ROOT && ix->nodes[up].state == KG_NONE; up = ix->nodes[up].parent) {
         alone = alone && ix->nodes[up].below == 1;
         own += alone ? ix->nodes[up].n_pages : 0;
-    }
-    if (forks > 1) {
-        reuse += forks < MOST_REUSE ? forks - 1 : MOST_REUSE;
     }
     double bytes = (double)ix->conf.unit_bytes[KG_STATE];
     if (n->below == 0) {
@@ -442,14 +444,13 @@ static void evict_state(struct kg_index *ix, uint32_t v, struct kg_index_victim 
     victim->rank = n->rank;
     ix->floor = n->rank > ix->floor ? n->rank : ix->floor;
     ix->stats.evicted[KG_STATE]++;
-    uint32_t missed = n->hits == 0 ? 1 + stands(n) : 0;
-    if (missed) {
-        kg_ix_tell_fate(ix, v, 0);
-    }
+    uint32_t missed = 1 + stands(n), was = known_as(n);
+    kg_ix_tell_fate(ix, v, 0);
     double base = n->base;
     kg_ix_set_state(ix, v, KG_NONE);
     inherit(ix, v, base);
     n->missed = (uint8_t)missed;
+    n->was = (uint8_t)was;
     n->gone = ix->stats.inserted[KG_PAGE];
     (void)kg_ix_merge(ix, v);
     refresh(ix);

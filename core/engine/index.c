@@ -240,8 +240,9 @@ int kg_index_open(struct kg_index *ix, const struct kg_index_match *m, uint64_t 
         struct kg_ix_node *n = &ix->nodes[m->node];
         path->tip = path->state_node = m->node;
         path->n_tokens = m->state_tokens;
-        if (counts && n->hits++ == 0) {
+        if (counts) {
             kg_ix_tell_fate(ix, m->node, 1);
+            n->hits++;
         }
         n->base = ix->floor;
         if (n->state_locks++ == 0) {

@@ -38,18 +38,22 @@ struct kg_ix_node {
     uint32_t seen;               /* requests whose tokens covered the node */
     uint32_t heap_at[KG_IX_HEAPS];
     uint32_t list_next, list_prev;
-    uint64_t gone;  /* pages inserted by the time a state of `kind` was evicted here */
+    uint64_t gone;  /* pages inserted by the time a state was evicted here */
     uint8_t list;   /* KG_IX_DEAD, KG_IX_GHOST, KG_IX_NOLIST */
     uint8_t ghost;  /* no units */
     uint8_t kind;   /* of the state */
-    uint8_t missed; /* a state was evicted here before it was hit: 1 + where it stood, else 0 */
+    uint8_t missed; /* a state was evicted here, nobody came since: 1 + where it stood, else 0 */
+    uint8_t was;    /* missed: what fates knew it as */
     uint8_t used;
 };
 
 /* Where a state stands on its path: nothing behind it, or others that went on from it. */
 enum { KG_IX_END = 0, KG_IX_PASSED = 1, KG_IX_STANDS = 2 };
 
-/* What became of states of a kind. */
+/* What became of states of a kind: of those nobody came to yet by the kind they were written as;
+ * of the others by how often somebody had, up to KG_IX_TIMES. */
+#define KG_IX_TIMES 3u
+#define KG_IX_FATES (KG_INDEX_KINDS + KG_IX_TIMES)
 struct kg_ix_fate {
     uint32_t known; /* hit or evicted. Both are halved when many, so that they follow */
     uint32_t hit;   /* of those: hit, or would have been soon after they went */
@@ -78,7 +82,7 @@ struct kg_index {
     uint32_t mask;
     struct kg_ix_heap heap[KG_IX_HEAPS];
     struct kg_ix_list list[KG_IX_LISTS];
-    struct kg_ix_fate fate[KG_IX_STANDS][KG_INDEX_KINDS];
+    struct kg_ix_fate fate[KG_IX_STANDS][KG_IX_FATES];
     uint64_t clock;  /* changes so far */
     double floor;    /* rank of the last state evicted: the scale rises, so what is unused ages */
     uint32_t cursor; /* heap place whose rank is refreshed next */
@@ -121,7 +125,7 @@ void kg_ix_list_drop(struct kg_index *ix, uint32_t v);
 /* In v's list, `w` enters right behind v (newer). */
 void kg_ix_list_after(struct kg_index *ix, uint32_t v, uint32_t w);
 double kg_ix_rank(const struct kg_index *ix, uint32_t v);
-/* The state of v was hit for the first time, or goes without. */
+/* The state of v is hit (before that is counted), or goes without. */
 void kg_ix_tell_fate(struct kg_index *ix, uint32_t v, uint32_t hit);
 /* A request came to v whose state was evicted: had it stayed, it would have been hit. */
 void kg_ix_tell_missed(struct kg_index *ix, uint32_t v);

@@ -9,7 +9,8 @@
  * KEDGE_FULL=1: all pairs of length and depth up to three pages and two tokens; for every policy in
  * every pool and style at pages of 16 and 64 tokens each length at the depths 0, 1, around a page
  * and L-1, and 2,000 random pairs; else a sample. KEDGE_COMBINATION: the
- * number of one of these, or all, with 30 random pairs where KEDGE_FULL is not set.
+ * number of one of these, some (12-20), or all, with 30 random pairs where KEDGE_FULL is not set.
+ * Argument: tier, or combinations for these alone.
  */
 #include "base/rng.h"
 #include "config.h"
@@ -414,14 +415,16 @@ static void warm_equals_cold_in_every_combination(void **state)
         {"uniform", "plugins.pool=split pool-split.style=uniform", {"6m", "6m"}},
     };
     const char *one = getenv("KEDGE_COMBINATION");
+    const char *to = one != NULL ? strchr(one, '-') : NULL;
     uint32_t all = one != NULL ? strcmp(one, "all") == 0 : (uint32_t)xrig_is_full();
-    uint32_t only = all ? UINT32_MAX : one != NULL ? (uint32_t)atoi(one) : 7;
+    uint32_t first = all ? 0 : one != NULL ? (uint32_t)atoi(one) : 7;
+    uint32_t last = all ? 23 : to != NULL ? (uint32_t)atoi(to + 1) : first;
     char sets[400], name[100];
 
     (void)state;
     for (uint32_t i = 0; i < 24; i++) {
         uint32_t policy = i % 4, pool = i / 4 % 3, page = i / 12;
-        if (only != UINT32_MAX && only != i)
+        if (i < first || i > last)
             continue;
         (void)snprintf(name, sizeof(name), "%u: %s, %s, page %u", i, pools[pool].name,
                        policies[policy], page ? 64 : 16);
@@ -505,6 +508,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_was_evicted_comes_back_whole),
         cmocka_unit_test(warm_equals_cold_through_a_tier),
     };
+    const struct CMUnitTest combinations[] = {
+        cmocka_unit_test(warm_equals_cold_in_every_combination),
+    };
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(warm_equals_cold_at_every_depth),
         cmocka_unit_test(warm_equals_cold_whatever_happens_between),
@@ -513,5 +519,7 @@ int main(int argc, char **argv)
 
     if (argc > 1 && strcmp(argv[1], "tier") == 0)
         return cmocka_run_group_tests(tier, NULL, NULL);
+    if (argc > 1 && strcmp(argv[1], "combinations") == 0)
+        return cmocka_run_group_tests(combinations, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

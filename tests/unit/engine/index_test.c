@@ -423,23 +423,20 @@ static void who_used_a_state_used_the_one_before_it(void **state)
 
     (void)state;
     open_small();
-    kit_insert(&kit, &p, 0, a, 5);
+    kit_insert(&kit, &p, 0, a, 6);
     kit_state(&kit, &p, a, 4 * PAGE);
-    kit_state(&kit, &p, a, 5 * PAGE);
+    kit_state(&kit, &p, a, 6 * PAGE); /* two pages: each state to come saves one */
     kg_index_close(kit.ix, &p);
     kit_insert(&kit, &p, 0, b, 5); /* saves more than what a has at 4 */
     kit_state(&kit, &p, b, 5 * PAGE);
     kg_index_close(kit.ix, &p);
     struct kg_index_match m = kit_match(&kit, 0, b, 6 * PAGE);
     assert_int_equal(kg_index_open(kit.ix, &m, 0, 1, 0, &held), KG_OK);
-    for (uint32_t i = 0; i < 8; i++) {
-        m = kit_match(&kit, 0, a, 6 * PAGE);
-        assert_int_equal(m.state_tokens, 5 * PAGE);
+    for (uint32_t i = 0; i < 4; i++) {
+        m = kit_match(&kit, 0, a, 7 * PAGE);
+        assert_int_equal(m.state_tokens, 6 * PAGE);
         assert_int_equal(kg_index_open(kit.ix, &m, 0, 1, 1, &p), KG_OK);
         kg_index_close(kit.ix, &p);
-        if (i < 4) {
-            continue; /* worth enough by now to outlive others */
-        }
         kit_tokens(c, 4096, 10 + i); /* the scale rises */
         kit_insert(&kit, &p, 0, c, 1);
         uint32_t unit = kit_take(&kit, KG_STATE);
@@ -483,6 +480,45 @@ static void states_passed_are_judged_apart_from_ends(void **state)
     kit_close(&kit);
 }
 
+/* States of the first n pages of many prompts, each hit so often and then evicted. */
+static void teach(uint32_t n_pages, uint32_t hits)
+{
+    struct kg_index_path p;
+    struct kg_index_victim v;
+
+    for (uint32_t i = 0; i < 40; i++) {
+        kit_tokens(b, 4096, 1000 + i);
+        kit_insert(&kit, &p, 0, b, n_pages);
+        kit_state(&kit, &p, b, n_pages * PAGE);
+        kg_index_close(kit.ix, &p);
+        for (uint32_t k = 0; k < hits; k++) {
+            struct kg_index_match m = kit_match(&kit, 0, b, (n_pages + 1) * PAGE);
+            assert_int_equal(kg_index_open(kit.ix, &m, 0, 1, 1, &p), KG_OK);
+            kg_index_close(kit.ix, &p);
+        }
+        assert_int_equal(kit_evict(&kit, KG_NONE, 1, &v), KG_OK);
+    }
+    kit_tokens(b, 4096, 2);
+}
+
+/* a has a state after so many pages, hit so often; b one which nobody came for. */
+static void a_hit_and_b_not(uint32_t a_pages, uint32_t hits, uint32_t b_pages)
+{
+    struct kg_index_path p;
+
+    kit_insert(&kit, &p, 0, a, a_pages);
+    kit_state(&kit, &p, a, a_pages * PAGE);
+    kg_index_close(kit.ix, &p);
+    for (uint32_t i = 0; i < hits; i++) {
+        struct kg_index_match m = kit_match(&kit, 0, a, (a_pages + 1) * PAGE);
+        assert_int_equal(kg_index_open(kit.ix, &m, 0, 1, 1, &p), KG_OK);
+        kg_index_close(kit.ix, &p);
+    }
+    kit_insert(&kit, &p, 0, b, b_pages);
+    kit_state(&kit, &p, b, b_pages * PAGE);
+    kg_index_close(kit.ix, &p);
+}
+
 static void a_state_hit_often_outlives_one_that_is_not(void **state)
 {
     struct kg_index_path p;
@@ -490,17 +526,8 @@ static void a_state_hit_often_outlives_one_that_is_not(void **state)
 
     (void)state;
     open_small();
-    kit_insert(&kit, &p, 0, a, 2);
-    kit_state(&kit, &p, a, 2 * PAGE);
-    kg_index_close(kit.ix, &p);
-    for (uint32_t i = 0; i < 5; i++) {
-        struct kg_index_match m = kit_match(&kit, 0, a, 3 * PAGE);
-        assert_int_equal(kg_index_open(kit.ix, &m, 0, 1, 1, &p), KG_OK);
-        kg_index_close(kit.ix, &p);
-    }
-    kit_insert(&kit, &p, 0, b, 3); /* saves more per hit, but nobody came for it */
-    kit_state(&kit, &p, b, 3 * PAGE);
-    kg_index_close(kit.ix, &p);
+    teach(2, 0);
+    a_hit_and_b_not(2, 5, 3); /* b saves more per hit */
     assert_int_equal(kit_evict(&kit, KG_NONE, 1, &v), KG_OK);
     assert_int_equal(kit_match(&kit, 0, a, 9 * PAGE).state_tokens, 2 * PAGE);
     /* but not for ever: the scale rises with every victim */
@@ -511,6 +538,29 @@ static void a_state_hit_often_outlives_one_that_is_not(void **state)
         kg_index_close(kit.ix, &p);
     }
     assert_int_equal(kit_match(&kit, 0, a, 9 * PAGE).state_tokens, 0);
+    kit_close(&kit);
+}
+
+static void states_hit_are_judged_by_what_became_of_others_hit_as_often(void **state)
+{
+    struct kg_index_victim v;
+
+    (void)state;
+    for (uint32_t hits = 1; hits <= 3; hits++) { /* nobody comes back so often and once more */
+        open_small();
+        teach(2, hits);
+        a_hit_and_b_not(3, hits, 2);
+        assert_int_equal(kit_evict(&kit, KG_NONE, 1, &v), KG_OK);
+        assert_int_equal(kit_match(&kit, 0, a, 9 * PAGE).state_tokens, 0);
+        assert_int_equal(kit_match(&kit, 0, b, 9 * PAGE).state_tokens, 2 * PAGE);
+        kit_close(&kit);
+    }
+    open_small(); /* of those who came twice nothing is known */
+    teach(2, 1);
+    a_hit_and_b_not(3, 2, 2);
+    assert_int_equal(kit_evict(&kit, KG_NONE, 1, &v), KG_OK);
+    assert_int_equal(kit_match(&kit, 0, a, 9 * PAGE).state_tokens, 3 * PAGE);
+    assert_int_equal(kit_match(&kit, 0, b, 9 * PAGE).state_tokens, 0);
     kit_close(&kit);
 }
 
@@ -696,6 +746,7 @@ int main(void)
         cmocka_unit_test(who_used_a_state_used_the_one_before_it),
         cmocka_unit_test(states_passed_are_judged_apart_from_ends),
         cmocka_unit_test(a_state_hit_often_outlives_one_that_is_not),
+        cmocka_unit_test(states_hit_are_judged_by_what_became_of_others_hit_as_often),
         cmocka_unit_test(ghosts_tell_where_requests_came_back),
         cmocka_unit_test(ghosts_keep_to_their_bytes_and_the_oldest_go),
         cmocka_unit_test(without_ghost_bytes_nothing_is_remembered),
