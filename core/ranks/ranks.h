@@ -46,7 +46,7 @@ KG_CHECKED int kg_ranks_watch(struct kg_ranks *ranks, const struct kg_comm_ops *
 int kg_ranks_well(struct kg_ranks *ranks, struct kg_error *err);
 
 /* Tells the others to end, waits for at most the time-out, kills who is left; frees. Returns how
- * many had to be killed or ended badly. NULL is allowed. */
+ * many did not end by themselves. NULL is allowed. */
 int kg_ranks_stop(struct kg_ranks *ranks);
 
 /*

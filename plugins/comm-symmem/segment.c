@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -108,10 +109,24 @@ static int greet(struct kg_comm *c, const struct kg_bootstrap *boot, const struc
     return KG_OK;
 }
 
+/* Whether that much memory can be had without ruining everyone else: reserving it takes it. */
+static int is_there(uint64_t total)
+{
+    char line[128];
+    unsigned long long kb = 0;
+    FILE *f = fopen("/proc/meminfo", "r");
+
+    while (f != NULL && kb == 0 && fgets(line, sizeof(line), f) != NULL)
+        (void)sscanf(line, "MemAvailable: %llu", &kb);
+    if (f != NULL)
+        (void)fclose(f);
+    return kb == 0 || total / 1024 < kb;
+}
+
 /* Rank 0: a memory file that cannot shrink under a mapping, with all its bytes reserved. */
 static int make_file(uint64_t total)
 {
-    int fd = memfd_create("kedge-comm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = is_there(total) ? memfd_create("kedge-comm", MFD_CLOEXEC | MFD_ALLOW_SEALING) : -1;
 
     if (fd < 0)
         return -1;

@@ -1,0 +1,170 @@
+#!/usr/bin/python3
+"""Ranks as processes: equal to one rank byte for byte, and an error with a name when one falls.
+
+usage: ranks_cli.py KEDGE SOURCE_ROOT      (TAP on standard output)
+"""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+KEDGE, ROOT = (os.path.abspath(p) for p in sys.argv[1:3])
+MODEL = os.path.join(ROOT, "tests/models/k3-tiny")
+CASES = []
+
+
+def case(f):
+    CASES.append(f)
+    return f
+
+
+def sets(tp, *more):
+    out = ["--set", "plugins.exec=null", "--set", "memory.bytes=64m"]
+    if tp > 1:
+        out += ["--set", "plugins.comm=symmem", "--set", "parallel.tp=%d" % tp]
+    for s in more:
+        out += ["--set", s]
+    return out
+
+
+@case
+def a_replay_is_byte_for_byte_the_same_with_1_2_and_4_ranks():
+    with tempfile.TemporaryDirectory() as d:
+        trace = os.path.join(d, "t.jsonl")
+        with open(trace, "w") as f:
+            for i in range(200):
+                f.write(json.dumps({"timestamp": i * 3, "input_length": 100 + i % 90,
+                                    "output_length": 20 + i % 30, "hash_ids": [i % 7]}) + "\n")
+        outs = []
+        for tp in (1, 2, 4):
+            out = os.path.join(d, "o%d" % tp)
+            r = subprocess.run([KEDGE, "replay", "--trace", trace, "--out", out,
+                                *sets(tp, "engine.debug=yes", "plugins.spec=ngram", "memory.bytes=100k")],
+                               capture_output=True, text=True, timeout=120)
+            assert r.returncode == 0, r.stderr
+            with open(out) as f:
+                outs.append(f.read())
+        assert outs[0].count("\n") == 200
+        assert outs[0] == outs[1] == outs[2]
+
+
+class Server:
+    def __init__(self, tp, *more):
+        self.log = tempfile.TemporaryFile("w+")
+        self.p = subprocess.Popen(
+            [KEDGE, "serve", *sets(tp, "model.path=" + MODEL, "exec-null.vocab=4096", "server.port=0",
+                                   "exec-null.clock=real", *more)],
+            stderr=self.log, stdout=self.log, text=True)
+        end = time.monotonic() + 60
+        self.port = None
+        while self.port is None and time.monotonic() < end and self.p.poll() is None:
+            m = re.search(r"listening on http://127.0.0.1:(\d+)", self.text())
+            self.port = m and int(m.group(1))
+        assert self.port, self.text()
+
+    def text(self):
+        self.log.seek(0)
+        return self.log.read()
+
+    def ranks(self):
+        with open("/proc/%d/task/%d/children" % (self.p.pid, self.p.pid)) as f:
+            return [int(p) for p in f.read().split()]
+
+    def complete(self, n=40):
+        body = json.dumps({"prompt": [5, 6, 7], "max_tokens": n, "ignore_eos": True}).encode()
+        r = urllib.request.Request("http://127.0.0.1:%d/v1/completions" % self.port, body,
+                                   {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(r, timeout=60) as a:
+                return a.status, json.load(a)
+        except urllib.error.HTTPError as e:
+            return e.code, json.load(e)
+
+    def end(self):
+        self.p.send_signal(signal.SIGTERM)
+        return self.p.wait(60)
+
+
+def gone(pids):
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if not any(os.path.exists("/proc/%d" % p) for p in pids):
+            return True
+    return False
+
+
+@case
+def a_server_of_three_ranks_answers_and_ends_clean():
+    s = Server(3)
+    pids = s.ranks()
+    assert len(pids) == 2, pids
+    status, a = s.complete()
+    assert status == 200 and a["usage"]["completion_tokens"] == 40, a
+    assert s.end() == 0, s.text()
+    assert gone(pids)
+    assert "did not end by themselves" not in s.text()
+
+
+@case
+def a_killed_rank_is_named_and_nothing_hangs():
+    for which in (0, 1):
+        s = Server(3)
+        pids = s.ranks()
+        assert s.complete()[0] == 200
+        os.kill(pids[which], signal.SIGKILL)
+        status, a = s.complete()
+        assert status == 500, a
+        assert s.complete()[0] >= 500
+        s.end()
+        assert re.search(r"rank \d \(process %d\) was killed by signal 9" % pids[which], s.text()), s.text()
+        assert gone(pids)
+
+
+@case
+def a_rank_that_stands_still_is_given_up_after_the_time_out():
+    s = Server(2, "parallel.timeout_ms=300")
+    pids = s.ranks()
+    assert s.complete()[0] == 200
+    os.kill(pids[0], signal.SIGSTOP)
+    status, a = s.complete()
+    assert status == 500, a
+    s.end()
+    assert gone(pids)
+
+
+@case
+def the_ranks_of_a_killed_server_end_with_it():
+    s = Server(3)
+    pids = s.ranks()
+    s.p.kill()
+    s.p.wait(30)
+    assert gone(pids)
+
+
+@case
+def a_rank_that_cannot_open_its_part_is_everyones_error():
+    r = subprocess.run([KEDGE, "check", *sets(3, "parallel.symm_bytes=1t")], capture_output=True,
+                       text=True, timeout=60)
+    assert r.returncode != 0 and "rank 0 could not make or map" in r.stderr, r.stderr
+
+
+def main():
+    print("1..%d" % len(CASES))
+    bad = 0
+    for i, f in enumerate(CASES, 1):
+        try:
+            f()
+            print("ok %d - %s" % (i, f.__name__), flush=True)
+        except Exception as e:
+            bad += 1
+            print("not ok %d - %s\n# %s" % (i, f.__name__, repr(e).replace("\n", "\n# ")), flush=True)
+    return bad > 0
+
+
+sys.exit(main())
