@@ -248,35 +248,71 @@ static int write_answers(struct replay *r)
 
 /* --- configuration --- */
 
-/* The configuration; under exec-sim with the file of answers added, unless it names its own. */
+/* A file in memory that exec-sim opens by the path written to set, "exec-sim.KEY=PATH"; -1 and a
+ * word on standard error. */
+static int memory_file(const char *key, char *set, size_t n)
+{
+    int fd = memfd_create("kedge-replay", MFD_CLOEXEC);
+
+    if (fd < 0) {
+        (void)fprintf(stderr, "kedge: no file for %s: %s\n", key, strerror(errno));
+    }
+    (void)snprintf(set, n, "exec-sim.%s=/proc/self/fd/%d", key, fd);
+    return fd;
+}
+
+#define SIM_SETS 3
+#define MOST_SIM_SEED 9000000000000000u
+
+/* What replay tells exec-sim, unless the configuration does: answers, seed, and where to explain.
+ */
+static int tell_sim(struct replay *r, const struct kg_config *config, struct kg_cmd_line *line,
+                    char sets[SIM_SETS][64])
+{
+    const char *source = "";
+    const char *own = kg_config_value(config, "exec-sim", "answers", &source);
+    uint32_t n = 0;
+
+    if (own == NULL || own[0] == '\0') {
+        r->answers_fd = memory_file("answers", sets[n], sizeof(sets[n]));
+        line->sets[line->n_sets++] = sets[n++];
+    }
+    if (r->explain) {
+        r->explain_fd = memory_file("explain", sets[n], sizeof(sets[n]));
+        line->sets[line->n_sets++] = sets[n++];
+    }
+    (void)kg_config_value(config, "exec-sim", "seed", &source);
+    if (strcmp(source, "default") == 0) {
+        (void)snprintf(sets[n], sizeof(sets[n]), "exec-sim.seed=%llu",
+                       (unsigned long long)(r->seed % MOST_SIM_SEED));
+        line->sets[line->n_sets++] = sets[n++];
+    }
+    int failed =
+        ((own == NULL || own[0] == '\0') && r->answers_fd < 0) || (r->explain && r->explain_fd < 0);
+    return failed ? KG_EXIT_FAILED : -1;
+}
+
+/* The configuration; under exec-sim with what replay adds. */
 static int configure(struct replay *r, struct kg_config **config)
 {
-    char answers[64], explain[64];
+    char sets[SIM_SETS][64];
     struct kg_cmd_line line = *r->line;
-    const char *source;
 
     int rc = kg_cmd_config(&line, config);
     rc = rc < 0 ? kg_cmd_no_arms(*config, "replay") : rc;
     if (rc >= 0) {
         return rc;
     }
-    const char *name = kg_config_choice(*config, KG_KIND_EXEC)->ref.plugin->name;
-    const char *own = kg_config_value(*config, "exec-sim", "answers", &source);
-    if (strcmp(name, "sim") != 0 || (own != NULL && own[0] != '\0') || line.n_sets == KG_CMD_SETS) {
+    if (strcmp(kg_config_choice(*config, KG_KIND_EXEC)->ref.plugin->name, "sim") != 0) {
         return -1;
     }
-    r->answers_fd = memfd_create("kedge-answers", MFD_CLOEXEC);
-    if (r->answers_fd < 0) {
-        (void)fprintf(stderr, "kedge: no file for answers: %s\n", strerror(errno));
-        return KG_EXIT_FAILED;
+    if (line.n_sets > KG_CMD_SETS - SIM_SETS) {
+        (void)fprintf(stderr, "kedge: replay takes at most %d --set\n", KG_CMD_SETS - SIM_SETS);
+        return KG_EXIT_USAGE;
     }
-    (void)snprintf(answers, sizeof(answers), "exec-sim.answers=/proc/self/fd/%d", r->answers_fd);
-    line.sets[line.n_sets++] = answers;
-    if (r->explain && line.n_sets < KG_CMD_SETS) {
-        r->explain_fd = memfd_create("kedge-explain", MFD_CLOEXEC);
-        (void)snprintf(explain, sizeof(explain), "exec-sim.explain=/proc/self/fd/%d",
-                       r->explain_fd);
-        line.sets[line.n_sets++] = explain;
+    rc = tell_sim(r, *config, &line, sets);
+    if (rc >= 0) {
+        return rc;
     }
     line.quiet = 1; /* it was read once and said what it had to say */
     kg_config_destroy(*config);

@@ -1,21 +1,17 @@
 #include "accept.h"
-#include "cost.h"
+#include "lines.h"
 #include "sim.h"
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct reader {
-    const char *path;
-    uint32_t line;
+    struct sim_lines lines;
     struct sim_acceptance *a;
-    struct kg_error *err;
 };
 
-#define BAD(r, fmt, ...) \
-    kg_fail((r)->err, KG_ECONFIG, "%s:%u: " fmt, (r)->path, (r)->line, __VA_ARGS__)
+#define BAD(r, fmt, ...) SIM_BAD(&(r)->lines, fmt, __VA_ARGS__)
 
 static double normal(double x)
 {
@@ -38,18 +34,6 @@ static double quantile(double p)
     return 0.5 * (lo + hi);
 }
 
-static int number(struct reader *r, const char *key, const char *s, double hi, double *v)
-{
-    char *end;
-
-    *v = s != NULL ? strtod(s, &end) : 0;
-    if (s == NULL || end == s || *end != '\0' || !(*v >= 0 && *v <= hi)) {
-        return BAD(r, "%s: wanted a number from 0 to %g, found \"%.40s\"", key, hi,
-                   s != NULL ? s : "");
-    }
-    return KG_OK;
-}
-
 static int read_survive(struct reader *r, struct sim_domain *d, char *rest)
 {
     const char *w;
@@ -59,7 +43,7 @@ static int read_survive(struct reader *r, struct sim_domain *d, char *rest)
     }
     while ((w = strsep(&rest, " ")) != NULL) {
         double p = 0;
-        int rc = number(r, "survive", w, 1, &p);
+        int rc = sim_lines_number(&r->lines, "survive", w, 1, &p);
         if (rc != KG_OK) {
             return rc;
         }
@@ -105,12 +89,12 @@ static int read_line(struct reader *r, char *rest)
         return read_survive(r, d, rest);
     }
     if (strcmp(key, "insight") == 0) {
-        return number(r, key, rest, 0.999, &d->insight);
+        return sim_lines_number(&r->lines, key, rest, 0.999, &d->insight);
     }
     if (strcmp(key, "pinned") == 0) {
-        return number(r, key, rest, SIM_SURVIVE + 1, &d->pinned);
+        return sim_lines_number(&r->lines, key, rest, SIM_SURVIVE + 1, &d->pinned);
     }
-    return strcmp(key, "noise") == 0 ? number(r, key, rest, 10, &d->noise)
+    return strcmp(key, "noise") == 0 ? sim_lines_number(&r->lines, key, rest, 10, &d->noise)
                                      : BAD(r, "%.40s: no such key", key);
 }
 
@@ -127,36 +111,22 @@ static int check(struct reader *r)
 
 int sim_acceptance_read(const char *path, struct sim_acceptance *a, struct kg_error *err)
 {
-    struct reader r = {.path = path, .a = a, .err = err};
-    FILE *f = fopen(path, "r");
-    char buf[1000];
-    int rc = KG_OK, begun = 0;
+    struct reader r = {.a = a};
+    char *text;
 
     a->n = 0;
-    if (f == NULL) {
-        return kg_fail(err, errno == ENOENT ? KG_ENOENT : KG_EIO, "%s: %s", path, strerror(errno));
+    int rc = sim_lines_open(&r.lines, path, "kedge-acceptance 1", err);
+    if (rc != KG_OK) {
+        return rc;
     }
-    while (rc == KG_OK && fgets(buf, sizeof(buf), f) != NULL) {
-        r.line++;
-        if (strchr(buf, '\n') == NULL && !feof(f)) {
-            rc = BAD(&r, "%s", "a line over 999 bytes");
+    while ((rc = sim_lines_next(&r.lines, &text)) > 0) {
+        rc = read_line(&r, text);
+        if (rc != KG_OK) {
             break;
         }
-        char *rest = sim_clean(buf);
-        if (rest[0] == '\0') {
-            continue;
-        }
-        if (!begun && strcmp(rest, "kedge-acceptance 1") != 0) {
-            rc = BAD(&r, "wanted \"kedge-acceptance 1\", found \"%.40s\"", rest);
-        } else if (begun) {
-            rc = read_line(&r, rest);
-        }
-        begun = 1;
     }
-    if (rc == KG_OK) {
-        rc = ferror(f) ? kg_fail(err, KG_EIO, "%s: cannot be read", path) : check(&r);
-    }
-    (void)fclose(f);
+    rc = rc == KG_OK ? check(&r) : rc;
+    sim_lines_close(&r.lines);
     return rc;
 }
 
@@ -192,8 +162,8 @@ static double uniform(uint64_t seed, uint64_t stream)
     return ((double)(h >> 11) + 0.5) * 0x1p-53;
 }
 
-/* A normal variable of a stream, by Box and Muller. */
-static double gauss(uint64_t seed, uint64_t stream)
+/* By Box and Muller. */
+double sim_gauss(uint64_t seed, uint64_t stream)
 {
     double u = uniform(seed, 2 * stream), v = uniform(seed, 2 * stream + 1);
 
@@ -223,9 +193,9 @@ uint32_t sim_acceptance_draw(const struct sim_domain *d, uint64_t seed, uint32_t
     }
     uint64_t stream = (uint64_t)position * 4;
     double rest = sqrt(1 - d->insight * d->insight);
-    double seen = d->insight > 0 ? gauss(seed, stream) : 0;
-    double x = d->insight * seen + rest * gauss(seed, stream + 1);
-    double off = d->noise > 0 && survival != NULL ? d->noise * gauss(seed, stream + 2) : 0;
+    double seen = d->insight > 0 ? sim_gauss(seed, stream) : 0;
+    double x = d->insight * seen + rest * sim_gauss(seed, stream + 1);
+    double off = d->noise > 0 && survival != NULL ? d->noise * sim_gauss(seed, stream + 2) : 0;
     uint32_t right = 0;
 
     while (right < n && right < d->n && d->survive[right] > 0 &&

@@ -10,10 +10,11 @@
  * next lower or higher whole number, all requests alike (benchmarks do so)
  *
  * The first profile is that of requests without a domain, or with an unknown one. At each position
- * of a request one number is drawn, from its seed and the position alone: so every policy meets the
- * same luck, and drafts 0..k are right with exactly P(k+1), whatever is verified. The draw is a
- * normal variable R z + sqrt(1 - R^2) e: accepted are the drafts whose quantile of P it stays
- * below. The confidence told is the chance given z, which is calibrated, then moved by the noise.
+ * of a request one number is drawn, from its seed, the run's and the position alone: so every
+ * policy meets the same luck, and drafts 0..k are right with exactly P(k+1), whatever is verified.
+ * The draw is a normal variable R z + sqrt(1 - R^2) e: accepted are the drafts whose quantile of P
+ * it stays below. The confidence told is the chance given z, which is calibrated, then moved by the
+ * noise.
  */
 #ifndef KEDGE_EXEC_SIM_ACCEPT_H
 #define KEDGE_EXEC_SIM_ACCEPT_H
@@ -48,5 +49,7 @@ uint32_t sim_acceptance_find(const struct sim_acceptance *a, const char *name);
  * survival[n] is what the drafter tells, NULL: not wanted. */
 uint32_t sim_acceptance_draw(const struct sim_domain *d, uint64_t seed, uint32_t position,
                              uint32_t n, float *survival);
+/* A normal variable of a stream of a seed. */
+double sim_gauss(uint64_t seed, uint64_t stream);
 
 #endif

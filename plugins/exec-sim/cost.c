@@ -1,33 +1,18 @@
 #include "cost.h"
-#include <errno.h>
+#include "lines.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct reader {
-    const char *path;
-    uint32_t line, seen; /* seen: bit per key below */
+    struct sim_lines lines;
+    uint32_t seen; /* bit per key below */
     struct sim_cost *cost;
-    struct kg_error *err;
 };
 
-#define BAD(r, fmt, ...) \
-    kg_fail((r)->err, KG_ECONFIG, "%s:%u: " fmt, (r)->path, (r)->line, __VA_ARGS__)
-
-/* A finite number >= 0 and nothing behind it. */
-static int number(struct reader *r, const char *key, const char *text, double *v)
-{
-    char *end;
-
-    errno = 0;
-    *v = text != NULL ? strtod(text, &end) : 0;
-    if (text == NULL || end == text || *end != '\0' || errno != 0 || !(*v >= 0 && *v <= 1e15)) {
-        return BAD(r, "%s: wanted a number from 0 to 1e15, found \"%.40s\"", key,
-                   text != NULL ? text : "");
-    }
-    return KG_OK;
-}
+#define BAD(r, fmt, ...) SIM_BAD(&(r)->lines, fmt, __VA_ARGS__)
+#define MOST 1e15
 
 static int read_point(struct reader *r, char *rest)
 {
@@ -35,9 +20,9 @@ static int read_point(struct reader *r, char *rest)
     const char *first = strsep(&rest, " ");
     double rows, ns;
 
-    int rc = number(r, "rows", first, &rows);
+    int rc = sim_lines_number(&r->lines, "rows", first, MOST, &rows);
     if (rc == KG_OK) {
-        rc = number(r, "rows", rest, &ns);
+        rc = sim_lines_number(&r->lines, "rows", rest, MOST, &ns);
     }
     if (rc != KG_OK) {
         return rc;
@@ -80,73 +65,34 @@ static int read_pair(struct reader *r, const char *key, char *value)
                 return BAD(r, "%s: given twice", key);
             }
             r->seen |= 1u << i;
-            return number(r, key, value, keys[i].v);
+            return sim_lines_number(&r->lines, key, value, MOST, keys[i].v);
         }
     }
     return BAD(r, "%.40s: no such key", key);
 }
 
-/* Comment and blanks off both ends; runs of blanks become one. */
-char *sim_clean(char *s)
-{
-    char *out = s;
-    const char *in = s + strspn(s, " \t");
-
-    for (; *in != '\0' && *in != '#' && *in != '\n' && *in != '\r'; in++) {
-        char c = *in == '\t' ? ' ' : *in;
-        if (c != ' ' || (out > s && out[-1] != ' ')) {
-            *out++ = c;
-        }
-    }
-    while (out > s && out[-1] == ' ') {
-        out--;
-    }
-    *out = '\0';
-    return s;
-}
-
-static int read_lines(struct reader *r, FILE *f)
-{
-    char buf[256];
-    int begun = 0;
-
-    while (fgets(buf, sizeof(buf), f) != NULL) {
-        r->line++;
-        if (strchr(buf, '\n') == NULL && !feof(f)) {
-            return BAD(r, "%s", "a line over 255 bytes");
-        }
-        char *rest = sim_clean(buf), *key;
-        if (rest[0] == '\0') {
-            continue;
-        }
-        if (!begun && strcmp(rest, "kedge-cost 1") != 0) {
-            return BAD(r, "wanted \"kedge-cost 1\", found \"%.40s\"", rest);
-        }
-        key = strsep(&rest, " ");
-        int rc = begun ? read_pair(r, key, rest) : KG_OK;
-        if (rc != KG_OK) {
-            return rc;
-        }
-        begun = 1;
-    }
-    if (ferror(f)) {
-        return kg_fail(r->err, KG_EIO, "%s: cannot be read", r->path);
-    }
-    return r->cost->n > 0 ? KG_OK : BAD(r, "%s", "rows: no point");
-}
-
 int sim_cost_read(const char *path, struct sim_cost *cost, struct kg_error *err)
 {
-    struct reader r = {.path = path, .cost = cost, .err = err};
-    FILE *f = fopen(path, "r");
+    struct reader r = {.cost = cost};
+    char *text;
 
-    if (f == NULL) {
-        return kg_fail(err, errno == ENOENT ? KG_ENOENT : KG_EIO, "%s: %s", path, strerror(errno));
-    }
     memset(cost, 0, sizeof(*cost));
     (void)snprintf(cost->name, sizeof(cost->name), "table");
-    int rc = read_lines(&r, f);
-    (void)fclose(f);
+    int rc = sim_lines_open(&r.lines, path, "kedge-cost 1", err);
+    if (rc != KG_OK) {
+        return rc;
+    }
+    while ((rc = sim_lines_next(&r.lines, &text)) > 0) {
+        const char *key = strsep(&text, " ");
+        rc = read_pair(&r, key, text);
+        if (rc != KG_OK) {
+            break;
+        }
+    }
+    if (rc == KG_OK && cost->n == 0) {
+        rc = BAD(&r, "%s", "rows: no point");
+    }
+    sim_lines_close(&r.lines);
     return rc;
 }
 

@@ -42,8 +42,6 @@ struct sim_work {
 
 /* Reads and checks a table. KG_ENOENT, KG_EIO, KG_ECONFIG with file, line and key. */
 int sim_cost_read(const char *path, struct sim_cost *cost, struct kg_error *err);
-/* A line without its comment, blanks at the ends and runs of blanks; in place. */
-char *sim_clean(char *line);
 /* Nanoseconds of a step. */
 uint64_t sim_cost_step(const struct sim_cost *cost, const struct sim_work *work);
 /* Rounded, 0 below it. Files may name times that no integer holds, and lines that cross go on below

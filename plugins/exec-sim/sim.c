@@ -70,6 +70,12 @@ static const struct kg_opt options[] = {
      "Longest draft of the drafter it stands for, 0 for none. Unit: tokens."},
     {"accept", KG_OPT_F64, 0, offsetof(struct sim_conf, accept), "0.7", 0, 1, NULL,
      "Probability that a drafted token is the one that is answered. Unit: none."},
+    {"seed", KG_OPT_U64, 0, offsetof(struct sim_conf, seed), "1", 0, 9e15, NULL,
+     "Of the luck of drafts, of the noise of confidence and of jitter. kedge replay sets it to its "
+     "own. Unit: none."},
+    {"jitter", KG_OPT_F64, 0, offsetof(struct sim_conf, jitter), "0", 0, 100, NULL,
+     "Standard deviation of a step's time round what the table says, drawn from the seed step by "
+     "step; assumed, not measured. Unit: percent."},
     {"to_host_gb_s", KG_OPT_F64, 0, offsetof(struct sim_conf, to_host_gb_s), "50", 0, 1e6, NULL,
      "Rate of copies of units to the host (tiers); they come before the next step. 0: they take no "
      "time. Unit: GB/s."},

@@ -24,8 +24,8 @@ struct sim_conf {
     const char *tables, *stack, *model, *system, *acceptance, *domain, *explain;
     uint32_t tp, ep, pp, dcp, dp, fp8_kv;
     uint32_t vocab, max_context, n_state_parts, n_mla_layers, page_tokens_align, draft_block;
-    uint64_t token_bytes, draft_token_bytes, state_part_bytes, recurrent_part_bytes;
-    double accept, expert_bytes, weight_bytes, to_host_gb_s, from_host_gb_s;
+    uint64_t token_bytes, draft_token_bytes, state_part_bytes, recurrent_part_bytes, seed;
+    double jitter, accept, expert_bytes, weight_bytes, to_host_gb_s, from_host_gb_s;
 };
 
 /* One backend slot. */

@@ -1,6 +1,5 @@
 #include "stack.h"
-#include "cost.h"
-#include <errno.h>
+#include "lines.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,14 +21,11 @@ const char *const sim_part_names[SIM_N_PARTS] = {
 };
 
 struct reader {
-    const char *path;
-    uint32_t line;
+    struct sim_lines lines;
     struct sim_stack *s;
-    struct kg_error *err;
 };
 
-#define BAD(r, fmt, ...) \
-    kg_fail((r)->err, KG_ECONFIG, "%s:%u: " fmt, (r)->path, (r)->line, __VA_ARGS__)
+#define BAD(r, fmt, ...) SIM_BAD(&(r)->lines, fmt, __VA_ARGS__)
 
 void sim_stack_plain(struct sim_stack *stack, int hopper)
 {
@@ -44,18 +40,6 @@ void sim_stack_plain(struct sim_stack *stack, int hopper)
     for (uint32_t i = 0; i < SIM_N_PARTS; i++) {
         stack->scale[i] = 1;
     }
-}
-
-static int number(struct reader *r, const char *key, const char *s, double hi, double *v)
-{
-    char *end;
-
-    *v = s != NULL ? strtod(s, &end) : 0;
-    if (s == NULL || end == s || *end != '\0' || !(*v >= 0 && *v <= hi)) {
-        return BAD(r, "%s: wanted a number from 0 to %g, found \"%.40s\"", key, hi,
-                   s != NULL ? s : "");
-    }
-    return KG_OK;
 }
 
 static int word(struct reader *r, const char *key, const char *s, char *out, size_t n)
@@ -91,9 +75,9 @@ static int read_fuse(struct reader *r, char *rest)
         rc = part(r, "fuse", strsep(&rest, " "), &f->part);
     }
     if (rc == KG_OK) {
-        rc = number(r, "fuse: us", strsep(&rest, " "), 1e6, &f->us);
+        rc = sim_lines_number(&r->lines, "fuse: us", strsep(&rest, " "), 1e6, &f->us);
     }
-    return rc == KG_OK ? number(r, "fuse: rows", rest, 1e9, &f->rows) : rc;
+    return rc == KG_OK ? sim_lines_number(&r->lines, "fuse: rows", rest, 1e9, &f->rows) : rc;
 }
 
 static int read_graph(struct reader *r, char *rest)
@@ -104,7 +88,7 @@ static int read_graph(struct reader *r, char *rest)
     s->n_graphs = 0;
     while ((w = strsep(&rest, " ")) != NULL) {
         double v;
-        int rc = number(r, "graph", w, 1e6, &v);
+        int rc = sim_lines_number(&r->lines, "graph", w, 1e6, &v);
         if (rc != KG_OK) {
             return rc;
         }
@@ -142,9 +126,9 @@ static int read_three(struct reader *r, const char *key, char *rest)
         rc = rc == KG_OK ? word(r, key, b, s->moe_dtype, sizeof(s->moe_dtype)) : rc;
         return rc == KG_OK ? word(r, key, rest, s->moe_load, sizeof(s->moe_load)) : rc;
     }
-    rc = number(r, key, a, 100, &s->small);
-    rc = rc == KG_OK ? number(r, key, b, 1e9, &s->small_from) : rc;
-    rc = rc == KG_OK ? number(r, key, rest, 1e9, &s->small_to) : rc;
+    rc = sim_lines_number(&r->lines, key, a, 100, &s->small);
+    rc = rc == KG_OK ? sim_lines_number(&r->lines, key, b, 1e9, &s->small_from) : rc;
+    rc = rc == KG_OK ? sim_lines_number(&r->lines, key, rest, 1e9, &s->small_to) : rc;
     if (rc == KG_OK && (s->small_from < 1 || s->small_to <= s->small_from)) {
         rc = BAD(r, "moe_small: from %g to %g rows", s->small_from, s->small_to);
     }
@@ -186,11 +170,11 @@ static int read_pair(struct reader *r, const char *key, char *rest)
     }
     if (strcmp(key, "scale") == 0) {
         int rc = part(r, key, strsep(&rest, " "), &p);
-        return rc == KG_OK ? number(r, key, rest, 100, &s->scale[p]) : rc;
+        return rc == KG_OK ? sim_lines_number(&r->lines, key, rest, 100, &s->scale[p]) : rc;
     }
     for (uint32_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
         if (strcmp(key, keys[i].key) == 0) {
-            return number(r, key, rest, keys[i].hi, keys[i].v);
+            return sim_lines_number(&r->lines, key, rest, keys[i].hi, keys[i].v);
         }
     }
     return BAD(r, "%.40s: no such key", key);
@@ -198,37 +182,20 @@ static int read_pair(struct reader *r, const char *key, char *rest)
 
 int sim_stack_read(const char *path, struct sim_stack *stack, struct kg_error *err)
 {
-    struct reader r = {.path = path, .s = stack, .err = err};
-    FILE *f = fopen(path, "r");
-    char buf[400];
-    int rc = KG_OK, begun = 0;
+    struct reader r = {.s = stack};
+    char *text;
 
-    if (f == NULL) {
-        return kg_fail(err, errno == ENOENT ? KG_ENOENT : KG_EIO, "%s: %s", path, strerror(errno));
+    int rc = sim_lines_open(&r.lines, path, "kedge-stack 1", err);
+    if (rc != KG_OK) {
+        return rc;
     }
-    while (rc == KG_OK && fgets(buf, sizeof(buf), f) != NULL) {
-        r.line++;
-        if (strchr(buf, '\n') == NULL && !feof(f)) {
-            rc = BAD(&r, "%s", "a line over 399 bytes");
+    while ((rc = sim_lines_next(&r.lines, &text)) > 0) {
+        const char *key = strsep(&text, " ");
+        rc = read_pair(&r, key, text);
+        if (rc != KG_OK) {
             break;
         }
-        char *rest = sim_clean(buf);
-        if (rest[0] == '\0') {
-            continue;
-        }
-        if (!begun) {
-            begun = 1;
-            rc = strcmp(rest, "kedge-stack 1") == 0
-                     ? KG_OK
-                     : BAD(&r, "wanted \"kedge-stack 1\", found \"%.40s\"", rest);
-            continue;
-        }
-        const char *key = strsep(&rest, " ");
-        rc = read_pair(&r, key, rest);
     }
-    if (rc == KG_OK && (ferror(f) || !begun)) {
-        rc = kg_fail(err, KG_EIO, "%s: %s", path, begun ? "cannot be read" : "empty");
-    }
-    (void)fclose(f);
+    sim_lines_close(&r.lines);
     return rc;
 }

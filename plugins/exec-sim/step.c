@@ -1,5 +1,6 @@
 /* One step: takes a checked batch, answers from the file or the script, lets the time pass. */
 #include "sim.h"
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -188,13 +189,28 @@ int sim_submit(struct kg_exec *x, const struct kg_batch *batch, struct kg_error 
     return KG_OK;
 }
 
+/* A step's time with the noise asked for: a factor of mean 1, the same for the same step of a run.
+ */
+static uint64_t jittered(struct kg_exec *x, uint64_t ns)
+{
+    double sigma = x->conf.jitter / 100;
+
+    if (sigma <= 0) {
+        return ns;
+    }
+    double z = sim_gauss(sim_mix(x->conf.seed), x->timing.n_steps);
+    uint64_t out = sim_whole_ns((double)ns * exp(sigma * z - sigma * sigma / 2));
+    x->timing.jitter_ns += (double)out - (double)ns;
+    return out;
+}
+
 int sim_wait(struct kg_exec *x, struct kg_result *result, struct kg_error *err)
 {
     if (x->batch == NULL) {
         return kg_fail(err, KG_EINVAL, "wait without a step");
     }
     uint64_t host_ns = (uint64_t)(x->host_ns + 0.5);
-    uint64_t end = x->t_submit + host_ns + sim_timing_step(&x->timing, &x->load);
+    uint64_t end = x->t_submit + host_ns + jittered(x, sim_timing_step(&x->timing, &x->load));
     x->timing.host_ns += host_ns;
     x->host_ns = 0;
     if (x->conf.clock == 0) {
@@ -242,7 +258,8 @@ int sim_draft(struct kg_exec *x, struct kg_draft *drafts, uint32_t n)
             return KG_EINVAL;
         }
         uint32_t right = sim_acceptance_draw(&x->acceptance.domains[s->domain],
-                                             s->sampling.seed ^ sim_mix(s->id * 8191),
+                                             s->sampling.seed ^ sim_mix(s->id * 8191) ^
+                                                 sim_mix(x->conf.seed - 1),
                                              s->n_known - s->output_start, d->n, d->survival);
         for (uint32_t k = 0; k < d->n; k++) {
             uint32_t token = token_at(x, s, s->n_known + k);

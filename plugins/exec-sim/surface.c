@@ -1,21 +1,17 @@
 #include "surface.h"
-#include "cost.h"
-#include <errno.h>
+#include "lines.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct reader {
-    const char *path;
-    uint32_t line;
+    struct sim_lines lines;
     struct sim_surface *s;
     uint32_t n_row; /* points of the row of steps at hand */
-    struct kg_error *err;
 };
 
-#define BAD(r, fmt, ...) \
-    kg_fail((r)->err, KG_ECONFIG, "%s:%u: " fmt, (r)->path, (r)->line, __VA_ARGS__)
+#define BAD(r, fmt, ...) SIM_BAD(&(r)->lines, fmt, __VA_ARGS__)
 
 int sim_surface_is(const char *path)
 {
@@ -32,12 +28,9 @@ int sim_surface_is(const char *path)
 static int numbers(struct reader *r, const char *key, char *rest, double *v, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
-        const char *w = strsep(&rest, " ");
-        char *end;
-        v[i] = w != NULL ? strtod(w, &end) : 0;
-        if (w == NULL || end == w || *end != '\0' || !(v[i] >= 0 && v[i] <= 1e15)) {
-            return BAD(r, "%s: wanted a number from 0 to 1e15, found \"%.40s\"", key,
-                       w != NULL ? w : "");
+        int rc = sim_lines_number(&r->lines, key, strsep(&rest, " "), 1e15, &v[i]);
+        if (rc != KG_OK) {
+            return rc;
         }
     }
     return rest == NULL ? KG_OK : BAD(r, "%s: \"%.40s\" behind it", key, rest);
@@ -127,33 +120,27 @@ static int read_key(struct reader *r, const char *key, char *rest)
 
 int sim_surface_read(const char *path, struct sim_surface *surface, struct kg_error *err)
 {
-    struct reader r = {.path = path, .s = surface, .err = err};
-    FILE *f = fopen(path, "r");
-    char buf[300];
-    int rc = KG_OK;
+    struct reader r = {.s = surface};
+    char *text;
 
-    if (f == NULL) {
-        return kg_fail(err, errno == ENOENT ? KG_ENOENT : KG_EIO, "%s: %s", path, strerror(errno));
-    }
     memset(surface, 0, sizeof(*surface));
-    while (rc == KG_OK && fgets(buf, sizeof(buf), f) != NULL) {
-        r.line++;
-        char *rest = sim_clean(buf);
-        if (rest[0] == '\0' || r.line == 1) {
-            rc = r.line == 1 && strcmp(rest, "kedge-surface 1") != 0
-                     ? BAD(&r, "wanted \"kedge-surface 1\", found \"%.40s\"", rest)
-                     : KG_OK;
-            continue;
+    int rc = sim_lines_open(&r.lines, path, "kedge-surface 1", err);
+    if (rc != KG_OK) {
+        return rc;
+    }
+    while ((rc = sim_lines_next(&r.lines, &text)) > 0) {
+        const char *key = strsep(&text, " ");
+        rc = text != NULL ? read_key(&r, key, text) : BAD(&r, "%.40s: nothing behind it", key);
+        if (rc != KG_OK) {
+            break;
         }
-        const char *key = strsep(&rest, " ");
-        rc = rest != NULL ? read_key(&r, key, rest) : BAD(&r, "%.40s: nothing behind it", key);
     }
     if (rc == KG_OK && (surface->n_seqs == 0 || surface->n_chunk == 0)) {
         rc = BAD(&r, "%s", "no step, or no chunk");
     } else if (rc == KG_OK && r.n_row != surface->n_rows) {
         rc = BAD(&r, "the last steps end at %u of %u points", r.n_row, surface->n_rows);
     }
-    (void)fclose(f);
+    sim_lines_close(&r.lines);
     return rc;
 }
 

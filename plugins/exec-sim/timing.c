@@ -218,6 +218,10 @@ int sim_timing_explain(const struct sim_timing *t, const char *path, struct kg_e
         (void)fprintf(f, "copies to and from the host, before steps: %.3f s\n",
                       (double)t->host_ns / 1e9);
     }
+    if (t->jitter_ns < 0 || t->jitter_ns > 0) {
+        (void)fprintf(f, "noise of steps, assumed, beside the parts: %+.3f s\n",
+                      t->jitter_ns / 1e9);
+    }
     int bad = ferror(f);
     return fclose(f) != 0 || bad ? kg_fail(err, KG_EIO, "%s: cannot be written", path) : KG_OK;
 }

@@ -20,6 +20,7 @@ struct sim_timing {
     char name[160];             /* of the table, or of release, system and layout */
     uint64_t n_steps, n_prompt_steps, draft_ns;
     uint64_t host_ns; /* copies to and from the host, beside the steps */
+    double jitter_ns; /* what noise added to the steps, or took away */
     double rows, cost_ns[SIM_COST_PARTS];
     struct sim_parts parts; /* us, all steps */
 };
