@@ -285,7 +285,7 @@ struct kg_engine_stats {
     uint32_t n_evictable[KG_N_KINDS];           /* of those, not in use */
     uint64_t ghost_bytes;                       /* of ghosts, host memory */
     uint64_t shared_pages; /* computed, and given back for equal ones that others had cached */
-    uint64_t pictures, picture_ns_sum; /* made for kg_engine_picture; time of the engine's thread */
+    uint64_t pictures, picture_ns_sum; /* made for kg_engine_picture; CPU time */
     uint64_t picture_ns_max;           /* most of it that came after one step */
     uint32_t lost;     /* 1: the backend is gone, every request ends with KG_EDEVICE */
     uint32_t reserved; /* 0 */

@@ -1,17 +1,20 @@
 /*
  * The picture other threads may ask for: where in the arena what lies, and who runs and waits. It
- * is made only when somebody asked, by a walk over the tables of the pool that does at most SLICE
- * entries a step while there is work, and all of it when there is none. Nothing is allocated.
+ * is made only when somebody asked, in parts: a walk over the tables of the pool, what is left of
+ * the arena, the requests. While there is work, no more of it follows a step than SLICE entries of
+ * a table cost; when there is none, it is made at once. Nothing is allocated.
  */
 #include "engine/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define SLICE 8192u /* table entries looked at between two steps */
+#define SLICE 2048u /* table entries looked at between two steps */
 
 #define N_WORDS (sizeof(struct kg_picture) / sizeof(uint64_t))
 _Static_assert(sizeof(struct kg_picture) % sizeof(uint64_t) == 0, "a picture is whole words");
+
+enum { PART_NONE = 0, PART_WALK, PART_FREE, PART_REQUESTS };
 
 struct kg_painter {
     _Atomic uint32_t asked;
@@ -19,9 +22,10 @@ struct kg_painter {
     _Atomic uint64_t turn;
     _Atomic uint64_t words[N_WORDS];
     /* the engine thread's */
-    uint32_t walking, kind, id; /* where the walk goes on */
-    uint32_t shift;             /* a bin is 1 << shift bytes */
-    uint64_t low, high;         /* end of the topmost state, start of the lowest page */
+    uint32_t part;      /* enum, what comes next */
+    uint32_t kind, id;  /* where the walk goes on */
+    uint32_t shift;     /* a bin is 1 << shift bytes */
+    uint64_t low, high; /* end of the topmost state, start of the lowest page */
     struct kg_picture made;
 };
 
@@ -223,12 +227,12 @@ static void begin(struct kg_engine *e)
     p->low = 0;
     p->high = e->layout.arena_bytes;
     p->kind = p->id = 0;
-    p->walking = 1;
+    p->part = PART_REQUESTS;
+    p->made.last_step = e->stats.steps;
     if (KG_HAS(e->parts.pool_ops, struct kg_pool_ops, classes)) {
         p->made.bin_bytes = UINT64_C(1) << p->shift;
         p->made.n_bins = (uint32_t)((e->layout.arena_bytes - 1) >> p->shift) + 1;
-    } else {
-        p->kind = KG_N_KINDS;
+        p->part = PART_WALK;
     }
 }
 
@@ -252,44 +256,56 @@ static void finish(struct kg_engine *e)
 {
     struct kg_painter *p = e->painter;
 
-    if (p->made.n_bins > 0) {
-        paint_free(e);
-    }
     list_requests(e, &p->made);
     count_rows(e, &p->made);
-    p->made.last_step = e->stats.steps;
     p->made.taken_ns = e->parts.exec_ops->now(e->parts.exec);
-    p->walking = 0;
+    p->part = PART_NONE;
     e->stats.pictures++;
     publish(e);
+}
+
+/* What comes next, at most `left` table entries of it. Returns what it cost, in entries. */
+static uint32_t next_part(struct kg_engine *e, uint32_t left)
+{
+    struct kg_painter *p = e->painter;
+    uint32_t done = p->made.n_bins;
+
+    if (p->part == PART_WALK) {
+        done = walk_kind(e, left);
+        p->made.n_entries += done;
+        if (p->id == e->layout.max_units[p->kind]) {
+            p->kind++;
+            p->id = 0;
+        }
+        p->part = p->kind < KG_N_KINDS ? PART_WALK : PART_FREE;
+    } else if (p->part == PART_FREE) {
+        paint_free(e);
+        p->made.last_step = e->stats.steps;
+        p->part = PART_REQUESTS;
+    } else {
+        finish(e);
+    }
+    return done;
 }
 
 void kg_picture_step(struct kg_engine *e, int busy)
 {
     struct kg_painter *p = e->painter;
+    uint32_t left = busy ? SLICE : UINT32_MAX;
 
-    if (!p->walking && !atomic_load_explicit(&p->asked, memory_order_relaxed)) {
+    if (p->part == PART_NONE && !atomic_load_explicit(&p->asked, memory_order_relaxed)) {
         return;
     }
-    uint64_t t0 = kg_now_ns();
-    if (!p->walking) {
+    uint64_t t0 = kg_cpu_ns();
+    if (p->part == PART_NONE) {
         atomic_store(&p->asked, 0);
         begin(e);
     }
-    uint32_t left = busy ? SLICE : UINT32_MAX;
-    while (p->kind < KG_N_KINDS && left > 0) {
-        uint32_t done = walk_kind(e, left);
-        p->made.n_entries += done;
+    while (p->part != PART_NONE && left > 0) {
+        uint32_t done = next_part(e, left);
         left = done < left ? left - done : 0;
-        if (p->id == e->layout.max_units[p->kind]) {
-            p->kind++;
-            p->id = 0;
-        }
     }
-    if (p->kind == KG_N_KINDS) {
-        finish(e);
-    }
-    uint64_t took = kg_now_ns() - t0;
+    uint64_t took = kg_cpu_ns() - t0;
     e->stats.picture_ns_sum += took;
     if (busy && took > e->stats.picture_ns_max) {
         e->stats.picture_ns_max = took;

@@ -216,7 +216,7 @@ static void put_engine(struct kg_serve *s, struct kg_buf *b, const struct kg_eng
     put(s, b, "kedge:pictures_total", KG_COUNTER, "Pictures of the engine made for the page at /.",
         (double)st->pictures);
     put(s, b, "kedge:picture_seconds_total", KG_COUNTER,
-        "Time of the engine's thread that went into them.", (double)st->picture_ns_sum / 1e9);
+        "CPU time of the engine's thread that went into them.", (double)st->picture_ns_sum / 1e9);
     put(s, b, "kedge:plans_dropped_total", KG_COUNTER, "Scheduler plans that broke a rule.",
         (double)st->plans_dropped);
 }

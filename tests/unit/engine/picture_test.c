@@ -139,9 +139,10 @@ static void a_step_looks_at_no_more_than_a_slice(void **state)
         assert_int_equal(rig_step(&r), 1);
         n_steps++;
     }
-    assert_true(n_steps >= n / 8192 && n_steps <= n / 8192 + 2);
+    assert_true(n_steps >= n / 2048 && n_steps <= n / 2048 + 3);
     assert_int_equal(p.n_entries, n);
-    assert_int_equal(p.last_step - p.first_step + 1, n_steps);
+    assert_true(p.last_step - p.first_step + 1 <= n_steps);
+    assert_true(p.last_step - p.first_step + 1 >= n / 2048);
     assert_int_equal(p.n_bins, (kg_engine_layout(r.engine)->arena_bytes - 1) / p.bin_bytes + 1);
     /* with nothing to do it is made at once */
     rig_run(&r, 3000);
