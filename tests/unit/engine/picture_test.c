@@ -91,7 +91,8 @@ static void every_byte_is_where_the_pool_says(void **state)
         uint64_t cached = 0, gaps = 0, padding = 0;
         rig_open(&r, &(struct rig_conf){.pool = arms[a].pool,
                                         .pool_opts = arms[a].opts,
-                                        .exec_opts = "token_bytes=24 n_state_parts=5 state_part_bytes=80",
+                                        .exec_opts =
+                                            "token_bytes=24 n_state_parts=5 state_part_bytes=80",
                                         .n_pages = 60,
                                         .lifetime = KG_LIFETIME_PROMPT});
         r.n_shared = 30;
