@@ -20,6 +20,9 @@ int kg_cmd_bench_comm(int argc, char **argv);  /* kedge bench comm ... */
 int kg_cmd_replay(int argc, char **argv);
 int kg_cmd_ab(int argc, char **argv);
 int kg_cmd_advise(int argc, char **argv);
+/* kedge ab --log FILE ..., and whether a line is that. */
+int kg_cmd_ab_log(int argc, char **argv);
+int kg_cmd_ab_has_log(int argc, char **argv);
 int kg_cmd_plugins(int argc, char **argv);
 int kg_cmd_config_reference(int argc, char **argv);
 int kg_cmd_tokenize(int argc, char **argv);

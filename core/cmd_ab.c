@@ -534,6 +534,9 @@ static int open_dir(struct ab *x)
 
 int kg_cmd_ab(int argc, char **argv)
 {
+    if (kg_cmd_ab_has_log(argc, argv)) {
+        return kg_cmd_ab_log(argc, argv);
+    }
     struct ab *x = calloc(1, sizeof(*x));
 
     if (x == NULL) {

@@ -1,9 +1,9 @@
 #include "experiment/ab.h"
 
 #include "base/hash.h"
+#include "experiment/ab_row.h"
 #include "experiment/lines.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +40,7 @@ static const char *word(const json_t *o, const char *key)
     return s != NULL ? s : "";
 }
 
-static void row_of(const json_t *o, double ttft_slo_ms, double tpot_slo_ms, struct kg_ab_row *row)
+void kg_ab_row_of(const json_t *o, double ttft_slo_ms, double tpot_slo_ms, struct kg_ab_row *row)
 {
     const char *id = word(o, "id"), *outcome = word(o, "outcome");
     double *v = row->v;
@@ -89,7 +89,7 @@ int kg_ab_read_rows(const char *path, double ttft_slo_ms, double tpot_slo_ms, st
             rc = kg_fail(err, KG_EINVAL, "%s: line %u: not a row of a replay", path, n_rows + 1);
         }
         if (rc == 1) {
-            row_of(o, ttft_slo_ms, tpot_slo_ms, &rows[n_rows++]);
+            kg_ab_row_of(o, ttft_slo_ms, tpot_slo_ms, &rows[n_rows++]);
         }
         json_decref(o);
     }
@@ -233,6 +233,9 @@ static void put_figure(struct kg_buf *b, uint32_t m, const struct kg_ab_figure *
 
 static void put_rate(struct kg_buf *b, const char *name, const struct kg_ab_rate *r)
 {
+    if (isnan(r->a)) {
+        return;
+    }
     (void)kg_buf_printf(b, "  %-13s %10.1f tok/s %10.1f tok/s %+8.2f %%", name, r->a, r->b,
                         100 * r->rel);
     if (!isnan(r->rel_lo)) {
@@ -241,11 +244,63 @@ static void put_rate(struct kg_buf *b, const char *name, const struct kg_ab_rate
     (void)kg_buf_puts(b, "\n");
 }
 
+/* What a comparison of clients rests on, and what was left out. */
+static int clients_basis(const struct kg_ab_report *r, struct kg_buf *b)
+{
+    const struct kg_ab_log *l = r->log;
+
+    (void)kg_buf_puts(b, "Rests on: the hash that split the clients among the arms. They are drawn "
+                         "with all their requests. The arms ran in one engine: throughput is not "
+                         "theirs and not compared.\n");
+    if (l->shares_changed) {
+        (void)kg_buf_puts(b,
+                          "Shares changed within the log: hours and clients are not alike in the "
+                          "arms. Compare a part of it with the same shares.\n");
+    }
+    if (l->n_in_both > 0) {
+        (void)kg_buf_printf(b, "%u clients have requests in more than one arm.\n", l->n_in_both);
+    }
+    if (l->n_forced + l->n_armless + l->n_odd > 0) {
+        (void)kg_buf_printf(b,
+                            "Left out: %llu requests whose arm was asked for, %llu without an arm, "
+                            "%llu lines that are no requests.\n",
+                            (unsigned long long)l->n_forced, (unsigned long long)l->n_armless,
+                            (unsigned long long)l->n_odd);
+    }
+    return b->rc;
+}
+
+int kg_ab_about(const struct kg_ab_report *r, uint32_t arm, struct kg_buf *b)
+{
+    const struct kg_ab_facts *f = &r->facts[arm];
+
+    if (r->log != NULL) {
+        return kg_buf_printf(b, "%u requests of %u clients", r->conf.n_of[arm],
+                             r->conf.n_clients[arm]);
+    }
+    return kg_buf_printf(b, "%s (exec %s, pool %s, sched %s, spec %s)", r->what[arm], f->exec,
+                         f->pool, f->sched, f->spec);
+}
+
+int kg_ab_size(const struct kg_ab_report *r, struct kg_buf *b)
+{
+    if (r->log != NULL) {
+        return kg_buf_printf(b, "split by client, not paired; measured time, %.0f s",
+                             r->log->span_s);
+    }
+    return kg_buf_printf(b, "%u requests, %u run%s of each, %u pairs; %s time; windows of %u",
+                         r->conf.n, r->conf.n_repeats, r->conf.n_repeats == 1 ? "" : "s",
+                         r->result.n_pairs, r->facts[0].clock, r->result.block);
+}
+
 int kg_ab_basis(const struct kg_ab_report *r, struct kg_buf *b)
 {
     const struct kg_ab_facts *a = &r->facts[0], *f = &r->facts[1];
     unsigned long long n = r->result.n_outputs_compared, differ = r->result.n_outputs_differ;
 
+    if (r->log != NULL) {
+        return clients_basis(r, b);
+    }
     if (kg_ab_must_agree(r)) {
         (void)kg_buf_puts(b, "Rests on: both backends promise that the tokens do not depend on "
                              "batch, chunk or path, so the arms do the same work.\n");
@@ -276,13 +331,12 @@ int kg_ab_text(const struct kg_ab_report *r, struct kg_buf *b)
         (void)kg_buf_printf(b, "--- %s\n", r->at);
     }
     for (uint32_t k = 0; k < 2; k++) {
-        const struct kg_ab_facts *f = &r->facts[k];
-        (void)kg_buf_printf(b, "%s: %s (exec %s, pool %s, sched %s, spec %s)\n", r->names[k],
-                            r->what[k], f->exec, f->pool, f->sched, f->spec);
+        (void)kg_buf_printf(b, "%s: ", r->names[k]);
+        (void)kg_ab_about(r, k, b);
+        (void)kg_buf_putc(b, '\n');
     }
-    (void)kg_buf_printf(b, "%u requests, %u run%s of each, %u pairs; %s time; windows of %u\n\n",
-                        r->conf.n, r->conf.n_repeats, r->conf.n_repeats == 1 ? "" : "s", s->n_pairs,
-                        r->facts[0].clock, s->block);
+    (void)kg_ab_size(r, b);
+    (void)kg_buf_puts(b, "\n\n");
     (void)kg_buf_printf(b, "  %-13s %16s %16s %10s   %20s\n", "", r->names[0], r->names[1],
                         "change", "95 % of the change");
     for (uint32_t m = 0; m < KG_AB_N_FIGURES; m++) {
@@ -354,6 +408,11 @@ static void json_arm(struct kg_buf *b, const struct kg_ab_report *r, uint32_t k)
 
     (void)kg_buf_putc(b, '{');
     put_str(b, "name", r->names[k]);
+    if (r->log != NULL) {
+        (void)kg_buf_printf(b, ",\"requests\":%u,\"clients\":%u}", r->conf.n_of[k],
+                            r->conf.n_clients[k]);
+        return;
+    }
     (void)kg_buf_putc(b, ',');
     put_str(b, "config", r->what[k]);
     (void)kg_buf_printf(b,
@@ -374,6 +433,46 @@ static void json_arm(struct kg_buf *b, const struct kg_ab_report *r, uint32_t k)
     (void)kg_buf_puts(b, "}}");
 }
 
+/* How much there is, and what was left out of a log. */
+static void json_size(struct kg_buf *b, const struct kg_ab_report *r)
+{
+    const struct kg_ab_result *s = &r->result;
+    const struct kg_ab_log *l = r->log;
+
+    if (l != NULL) {
+        (void)kg_buf_printf(b,
+                            ",\"draws\":%u,\"worth_clients\":%u,\"shares_changed\":%s,"
+                            "\"clients_in_both\":%u,\"left_out\":{\"forced\":%llu,"
+                            "\"without_arm\":%llu,\"no_rows\":%llu},\"tested\":%u,"
+                            "\"comparisons\":%u",
+                            r->conf.n_draws, s->n_blocks, l->shares_changed ? "true" : "false",
+                            l->n_in_both, (unsigned long long)l->n_forced,
+                            (unsigned long long)l->n_armless, (unsigned long long)l->n_odd,
+                            s->n_tested, r->conf.n_comparisons);
+        return;
+    }
+    (void)kg_buf_printf(b,
+                        ",\"requests\":%u,\"repeats\":%u,\"pairs\":%u,\"draws\":%u,\"window\":%u,"
+                        "\"windows\":%u,\"tested\":%u,\"comparisons\":%u",
+                        r->conf.n, r->conf.n_repeats, s->n_pairs, r->conf.n_draws, s->block,
+                        s->n_blocks, s->n_tested, r->conf.n_comparisons);
+}
+
+/* What only a replay has: rates of whole runs, outputs that must be equal. */
+static void json_runs(struct kg_buf *b, const struct kg_ab_report *r)
+{
+    const struct kg_ab_result *s = &r->result;
+
+    json_rate(b, "throughput", &s->throughput);
+    json_rate(b, "goodput", &s->goodput);
+    (void)kg_buf_printf(b,
+                        ",\"outputs\":{\"promised\":%s,\"compared\":%llu,\"differ\":%llu},"
+                        "\"same\":%s",
+                        kg_ab_must_agree(r) ? "true" : "false",
+                        (unsigned long long)s->n_outputs_compared,
+                        (unsigned long long)s->n_outputs_differ, s->is_same ? "true" : "false");
+}
+
 int kg_ab_json(const struct kg_ab_report *r, struct kg_buf *b)
 {
     const struct kg_ab_result *s = &r->result;
@@ -389,11 +488,8 @@ int kg_ab_json(const struct kg_ab_report *r, struct kg_buf *b)
     json_arm(b, r, 0);
     (void)kg_buf_putc(b, ',');
     json_arm(b, r, 1);
-    (void)kg_buf_printf(b,
-                        "],\"requests\":%u,\"repeats\":%u,\"pairs\":%u,\"draws\":%u,\"window\":%u,"
-                        "\"windows\":%u,\"tested\":%u,\"comparisons\":%u",
-                        r->conf.n, r->conf.n_repeats, s->n_pairs, r->conf.n_draws, s->block,
-                        s->n_blocks, s->n_tested, r->conf.n_comparisons);
+    (void)kg_buf_putc(b, ']');
+    json_size(b, r);
     put_f64(b, "alpha", r->conf.alpha);
     put_f64(b, "critical", s->critical);
     (void)kg_buf_puts(b, ",\"figures\":[");
@@ -402,15 +498,10 @@ int kg_ab_json(const struct kg_ab_report *r, struct kg_buf *b)
         json_figure(b, m, &s->figures[m]);
     }
     (void)kg_buf_putc(b, ']');
-    json_rate(b, "throughput", &s->throughput);
-    json_rate(b, "goodput", &s->goodput);
-    (void)kg_buf_printf(b,
-                        ",\"outputs\":{\"promised\":%s,\"compared\":%llu,\"differ\":%llu},"
-                        "\"same\":%s,\"cannot_tell\":%s,",
-                        kg_ab_must_agree(r) ? "true" : "false",
-                        (unsigned long long)s->n_outputs_compared,
-                        (unsigned long long)s->n_outputs_differ, s->is_same ? "true" : "false",
-                        s->cannot_tell ? "true" : "false");
+    if (r->log == NULL) {
+        json_runs(b, r);
+    }
+    (void)kg_buf_printf(b, ",\"cannot_tell\":%s,", s->cannot_tell ? "true" : "false");
     kg_buf_init(&words, 0);
     (void)kg_ab_verdict(s, r->names[0], r->names[1], &words);
     put_str(b, "verdict", kg_buf_cstr(&words));

@@ -2,6 +2,7 @@
 #ifndef KEDGE_EXPERIMENT_AB_H
 #define KEDGE_EXPERIMENT_AB_H
 
+#include "experiment/ab_log.h"
 #include "experiment/ab_stats.h"
 
 #define KG_AB_N_BYTES 9 /* classes of bytes in a summary */
@@ -23,7 +24,8 @@ struct kg_ab_report {
     const char *trace;
     const char *names[2], *what[2]; /* "A"; "a.ini, engine.max_seqs = 16" */
     const char *at;                 /* the value of --vary both arms share, NULL for none */
-    struct kg_ab_facts facts[2];    /* of the first repeat */
+    struct kg_ab_facts facts[2];    /* of the first repeat; of a log duration_s alone */
+    const struct kg_ab_log *log;    /* the log that two arms are compared by; NULL: replays */
     struct kg_ab_conf conf;
     struct kg_ab_result result;
     uint64_t seeds[2]; /* of the first repeat */
@@ -43,7 +45,10 @@ KG_CHECKED int kg_ab_comparable(const struct kg_ab_facts *a, const struct kg_ab_
 /* Whether both arms must say the same tokens, by what their backends promise. */
 int kg_ab_must_agree(const struct kg_ab_report *report);
 
-/* Appends what the comparison rests on, and whether outputs agree; two lines. Returns b->rc. */
+/* Append what an arm is, and how much was compared; no newline. Return b->rc. */
+int kg_ab_about(const struct kg_ab_report *report, uint32_t arm, struct kg_buf *b);
+int kg_ab_size(const struct kg_ab_report *report, struct kg_buf *b);
+/* Appends what the comparison rests on, and whether outputs agree; lines. Returns b->rc. */
 int kg_ab_basis(const struct kg_ab_report *report, struct kg_buf *b);
 /* Append table, verdict and what it rests on; one JSON object without a newline. Return b->rc. */
 int kg_ab_text(const struct kg_ab_report *report, struct kg_buf *b);

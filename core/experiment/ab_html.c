@@ -132,8 +132,10 @@ static void put_table(struct kg_buf *b, const struct kg_ab_report *r)
             put_row(b, m, &r->result.figures[m]);
         }
     }
-    put_rate(b, "throughput", &r->result.throughput);
-    put_rate(b, "goodput", &r->result.goodput);
+    if (r->log == NULL) {
+        put_rate(b, "throughput", &r->result.throughput);
+        put_rate(b, "goodput", &r->result.goodput);
+    }
     (void)kg_buf_puts(b, "</table>\n");
 }
 
@@ -203,12 +205,12 @@ static int by_value(const void *a, const void *b)
  * memory. */
 static double *values_of(const struct kg_ab_report *r, uint32_t arm, uint32_t field, size_t *n)
 {
-    size_t most = (size_t)r->conf.n * r->conf.n_repeats;
-    double *v = malloc((most + 1) * sizeof(*v));
+    uint32_t most = kg_ab_n_rows(&r->conf, arm);
+    double *v = malloc(((size_t)most + 1) * sizeof(*v));
 
     *n = 0;
-    for (size_t i = 0; v != NULL && i < most; i++) {
-        const struct kg_ab_row *row = &r->conf.runs[arm][i / r->conf.n].rows[i % r->conf.n];
+    for (uint32_t i = 0; v != NULL && i < most; i++) {
+        const struct kg_ab_row *row = kg_ab_row_at(&r->conf, arm, i);
         if (row->ok && row->v[field] > 0) {
             v[(*n)++] = row->v[field];
         }
@@ -293,10 +295,10 @@ static void add_span(double *bins, double from, double to, double width)
 static void load_of(const struct kg_ab_report *r, uint32_t arm, double width, double *waiting,
                     double *running)
 {
-    const struct kg_ab_run *run = &r->conf.runs[arm][0];
+    uint32_t n = r->log != NULL ? r->conf.n_of[arm] : r->conf.n;
 
-    for (uint32_t i = 0; i < r->conf.n; i++) {
-        const struct kg_ab_row *row = &run->rows[i];
+    for (uint32_t i = 0; i < n; i++) {
+        const struct kg_ab_row *row = kg_ab_row_at(&r->conf, arm, i);
         double from = row->arrival_ms, end = row->v[KG_AB_E2E], queue = row->v[KG_AB_QUEUE];
         if (isnan(end)) {
             continue;
@@ -466,22 +468,24 @@ int kg_ab_html(const struct kg_ab_report *r, struct kg_buf *b)
         put_text(b, r->names[1]);
     }
     (void)kg_buf_puts(b, "</h2>\n<p>");
+    kg_buf_init(&words, 0);
     for (uint32_t k = 0; k < 2; k++) {
-        const struct kg_ab_facts *f = &r->facts[k];
         (void)kg_buf_printf(b,
                             "<svg width=\"14\" height=\"10\" style=\"display:inline;margin:0\">"
                             "<rect class=\"f%c\" width=\"10\" height=\"10\"/></svg>",
                             'a' + (char)k);
         put_text(b, r->names[k]);
         (void)kg_buf_puts(b, ": ");
-        put_text(b, r->what[k]);
-        (void)kg_buf_printf(b, " (exec %s, pool %s, sched %s, spec %s)<br>\n", f->exec, f->pool,
-                            f->sched, f->spec);
+        kg_buf_reset(&words);
+        (void)kg_ab_about(r, k, &words);
+        put_text(b, kg_buf_cstr(&words));
+        (void)kg_buf_puts(b, "<br>\n");
     }
-    (void)kg_buf_printf(b, "%u requests, %u run%s of each, %u pairs, %s time</p>\n<p class=\"v\">",
-                        r->conf.n, r->conf.n_repeats, r->conf.n_repeats == 1 ? "" : "s",
-                        r->result.n_pairs, r->facts[0].clock);
-    kg_buf_init(&words, 0);
+    kg_buf_reset(&words);
+    (void)kg_ab_size(r, &words);
+    put_text(b, kg_buf_cstr(&words));
+    (void)kg_buf_puts(b, "</p>\n<p class=\"v\">");
+    kg_buf_reset(&words);
     (void)kg_ab_verdict(&r->result, r->names[0], r->names[1], &words);
     put_lines(b, kg_buf_cstr(&words));
     (void)kg_buf_puts(b, "</p>\n<p>");
@@ -497,9 +501,11 @@ int kg_ab_html(const struct kg_ab_report *r, struct kg_buf *b)
     put_ecdf(b, r, KG_AB_TPOT, "TPOT");
     put_ecdf(b, r, KG_AB_E2E, "E2E");
     put_load(b, r);
-    put_memory(b, r);
-    put_pool(b, r, 0);
-    put_pool(b, r, 1);
+    if (r->log == NULL) { /* the arms of a server have one memory */
+        put_memory(b, r);
+        put_pool(b, r, 0);
+        put_pool(b, r, 1);
+    }
     return kg_buf_puts(b, "</section>\n");
 }
 

@@ -1,4 +1,4 @@
-#include "experiment/ab_stats.h"
+#include "experiment/ab_int.h"
 
 #include "base/rng.h"
 
@@ -25,30 +25,9 @@ const struct kg_ab_figure_about *kg_ab_figure_about(uint32_t figure)
     return &abouts[figure];
 }
 
-/* A value and its place in the column. */
-struct item {
-    double v;
-    uint32_t at;
-};
-
-struct work {
-    const struct kg_ab_conf *c;
-    uint32_t n_all;                        /* repeats times requests */
-    double *col[2][KG_AB_N_FIELDS];        /* [n_all] each, one repeat behind the other */
-    struct item *sorted[2][KG_AB_N_TIMES]; /* [n_timed[f]] ascending */
-    uint32_t n_timed[KG_AB_N_TIMES];
-    uint32_t *w;   /* [n_all] how often a row was drawn */
-    uint32_t *cb;  /* [n] the same by request */
-    double *diffs; /* [n_draws][KG_AB_N_FIGURES] */
-    double *rels;  /* the same, relative */
-    double *line;  /* [max(n_draws, n)] scratch */
-    void *memory[8];
-    uint32_t n_memory;
-};
-
-static int by_item(const void *a, const void *b)
+int kg_ab_by_item(const void *a, const void *b)
 {
-    const struct item *x = a, *y = b;
+    const struct kg_ab_item *x = a, *y = b;
 
     return (x->v > y->v) - (x->v < y->v);
 }
@@ -102,7 +81,7 @@ double kg_ab_student(double p, uint32_t df)
 
 /* --- preparing --- */
 
-static void *take(struct work *k, size_t n, size_t size)
+void *kg_ab_take(struct kg_ab_work *k, size_t n, size_t size)
 {
     void *p = calloc(n + 1, size);
 
@@ -110,14 +89,14 @@ static void *take(struct work *k, size_t n, size_t size)
     return p;
 }
 
-static const struct kg_ab_row *row_of(const struct work *k, uint32_t arm, uint32_t at)
+static const struct kg_ab_row *row_of(const struct kg_ab_work *k, uint32_t arm, uint32_t at)
 {
     return &k->c->runs[arm][at / k->c->n].rows[at % k->c->n];
 }
 
-static int check_pairs(const struct work *k, struct kg_error *err)
+static int check_pairs(const struct kg_ab_work *k, struct kg_error *err)
 {
-    for (uint32_t at = 0; at < k->n_all; at++) {
+    for (uint32_t at = 0; at < k->n_all[0]; at++) {
         const struct kg_ab_row *a = row_of(k, 0, at), *b = row_of(k, 1, at);
         if (a->id != b->id) {
             return kg_fail(err, KG_EINVAL, "request %u has different ids in A and B: two traces?",
@@ -133,12 +112,12 @@ static int check_pairs(const struct work *k, struct kg_error *err)
     return KG_OK;
 }
 
-static void fill(struct work *k, double *cols, struct item *items)
+static void fill(struct kg_ab_work *k, double *cols, struct kg_ab_item *items)
 {
     for (uint32_t f = 0; f < KG_AB_N_FIELDS; f++) {
         for (uint32_t arm = 0; arm < 2; arm++) {
-            k->col[arm][f] = cols + ((size_t)arm * KG_AB_N_FIELDS + f) * k->n_all;
-            for (uint32_t at = 0; at < k->n_all; at++) {
+            k->col[arm][f] = cols + ((size_t)arm * KG_AB_N_FIELDS + f) * k->n_all[0];
+            for (uint32_t at = 0; at < k->n_all[0]; at++) {
                 k->col[arm][f][at] = row_of(k, arm, at)->v[f];
             }
         }
@@ -146,23 +125,24 @@ static void fill(struct work *k, double *cols, struct item *items)
     for (uint32_t f = 0; f < KG_AB_N_TIMES; f++) {
         double *a = k->col[0][f], *b = k->col[1][f];
         for (uint32_t arm = 0; arm < 2; arm++) {
-            k->sorted[arm][f] = items + ((size_t)arm * KG_AB_N_TIMES + f) * k->n_all;
+            k->sorted[arm][f] = items + ((size_t)arm * KG_AB_N_TIMES + f) * k->n_all[0];
         }
-        for (uint32_t at = 0; at < k->n_all; at++) {
+        for (uint32_t at = 0; at < k->n_all[0]; at++) {
             if (!row_of(k, 0, at)->ok || !row_of(k, 1, at)->ok || isnan(a[at]) || isnan(b[at])) {
                 a[at] = b[at] = NAN;
                 continue;
             }
-            k->sorted[0][f][k->n_timed[f]] = (struct item){a[at], at};
-            k->sorted[1][f][k->n_timed[f]++] = (struct item){b[at], at};
+            k->sorted[0][f][k->n_timed[0][f]] = (struct kg_ab_item){a[at], at};
+            k->sorted[1][f][k->n_timed[0][f]++] = (struct kg_ab_item){b[at], at};
         }
         for (uint32_t arm = 0; arm < 2; arm++) {
-            qsort(k->sorted[arm][f], k->n_timed[f], sizeof(struct item), by_item);
+            k->n_timed[1][f] = k->n_timed[0][f];
+            qsort(k->sorted[arm][f], k->n_timed[0][f], sizeof(struct kg_ab_item), kg_ab_by_item);
         }
     }
 }
 
-static int prepare(struct work *k, struct kg_error *err)
+static int prepare(struct kg_ab_work *k, struct kg_error *err)
 {
     const struct kg_ab_conf *c = k->c;
     uint64_t all = (uint64_t)c->n_repeats * c->n;
@@ -171,21 +151,22 @@ static int prepare(struct work *k, struct kg_error *err)
         return kg_fail(err, KG_ELIMIT, "%u repeats of %u requests are too many", c->n_repeats,
                        c->n);
     }
-    k->n_all = (uint32_t)all;
+    k->n_all[0] = k->n_all[1] = (uint32_t)all;
     int rc = check_pairs(k, err);
     if (rc != KG_OK) {
         return rc;
     }
-    double *cols = take(k, (size_t)2 * KG_AB_N_FIELDS * k->n_all, sizeof(*cols));
-    struct item *items = take(k, (size_t)2 * KG_AB_N_TIMES * k->n_all, sizeof(*items));
-    k->w = take(k, k->n_all, sizeof(*k->w));
-    k->cb = take(k, c->n, sizeof(*k->cb));
-    k->diffs = take(k, (size_t)c->n_draws * KG_AB_N_FIGURES, sizeof(*k->diffs));
-    k->rels = take(k, (size_t)c->n_draws * KG_AB_N_FIGURES, sizeof(*k->rels));
-    k->line = take(k, c->n_draws > c->n ? c->n_draws : c->n, 2 * sizeof(*k->line));
+    double *cols = kg_ab_take(k, (size_t)2 * KG_AB_N_FIELDS * k->n_all[0], sizeof(*cols));
+    struct kg_ab_item *items =
+        kg_ab_take(k, (size_t)2 * KG_AB_N_TIMES * k->n_all[0], sizeof(*items));
+    k->w[0] = k->w[1] = kg_ab_take(k, k->n_all[0], sizeof(*k->w[0]));
+    k->cb = kg_ab_take(k, c->n, sizeof(*k->cb));
+    k->diffs = kg_ab_take(k, (size_t)c->n_draws * KG_AB_N_FIGURES, sizeof(*k->diffs));
+    k->rels = kg_ab_take(k, (size_t)c->n_draws * KG_AB_N_FIGURES, sizeof(*k->rels));
+    k->line = kg_ab_take(k, c->n_draws > c->n ? c->n_draws : c->n, 2 * sizeof(*k->line));
     for (uint32_t i = 0; i < k->n_memory; i++) {
         if (k->memory[i] == NULL) {
-            return kg_fail(err, KG_ENOMEM, "no memory to compare %u requests", k->n_all);
+            return kg_fail(err, KG_ENOMEM, "no memory to compare %u requests", k->n_all[0]);
         }
     }
     fill(k, cols, items);
@@ -196,7 +177,7 @@ static int prepare(struct work *k, struct kg_error *err)
 
 /* Requests after which differences forget each other: the sum of the autocorrelations of the
  * paired difference, cut where they sink into noise. Outliers are drawn in first. */
-static double memory_of(struct work *k, uint32_t field)
+static double memory_of(struct kg_ab_work *k, uint32_t field)
 {
     uint32_t n = 0, n_req = k->c->n;
     double *d = k->line, *s = k->line + n_req, mean = 0, c0 = 0, tau = 1;
@@ -204,7 +185,7 @@ static double memory_of(struct work *k, uint32_t field)
     for (uint32_t i = 0; i < n_req; i++) {
         double sum = 0;
         uint32_t m = 0;
-        for (uint32_t at = i; at < k->n_all; at += n_req) {
+        for (uint32_t at = i; at < k->n_all[0]; at += n_req) {
             if (!isnan(k->col[0][field][at])) {
                 sum += k->col[1][field][at] - k->col[0][field][at];
                 m++;
@@ -241,7 +222,7 @@ static double memory_of(struct work *k, uint32_t field)
 }
 
 /* Twice the longest memory, at least the cube root of n, at most a sixteenth of n. */
-static uint32_t choose_block(struct work *k)
+static uint32_t choose_block(struct kg_ab_work *k)
 {
     double want = cbrt((double)k->c->n);
     uint32_t most = k->c->n / 16;
@@ -256,7 +237,7 @@ static uint32_t choose_block(struct work *k)
 /* --- figures under weights --- */
 
 /* Median, mean and p99 of the items, each counted w times. */
-static void times_of(const struct item *it, uint32_t n, const uint32_t *w, double out[3])
+static void times_of(const struct kg_ab_item *it, uint32_t n, const uint32_t *w, double out[3])
 {
     uint64_t total = 0, seen = 0;
     double sum = 0, found[4] = {0};
@@ -285,19 +266,19 @@ static void times_of(const struct item *it, uint32_t n, const uint32_t *w, doubl
     out[2] = found[2] + (far - floor(far)) * (found[3] - found[2]);
 }
 
-static void figures_of(const struct work *k, uint32_t arm, double out[KG_AB_N_FIGURES])
+void kg_ab_figures(const struct kg_ab_work *k, uint32_t arm, double out[KG_AB_N_FIGURES])
 {
     double sums[KG_AB_N_FIELDS] = {0}, total = 0;
 
     for (uint32_t f = 0; f < KG_AB_N_TIMES; f++) {
-        times_of(k->sorted[arm][f], k->n_timed[f], k->w, out + 3 * f);
+        times_of(k->sorted[arm][f], k->n_timed[arm][f], k->w[arm], out + 3 * f);
     }
-    for (uint32_t at = 0; at < k->n_all; at++) {
-        total += k->w[at];
+    for (uint32_t at = 0; at < k->n_all[arm]; at++) {
+        total += k->w[arm][at];
     }
     for (uint32_t f = KG_AB_N_TIMES; f < KG_AB_N_FIELDS; f++) {
-        for (uint32_t at = 0; at < k->n_all; at++) {
-            sums[f] += k->w[at] * k->col[arm][f][at];
+        for (uint32_t at = 0; at < k->n_all[arm]; at++) {
+            sums[f] += k->w[arm][at] * k->col[arm][f][at];
         }
     }
     for (uint32_t f = KG_AB_REFUSED; f < KG_AB_VERIFIED; f++) {
@@ -307,14 +288,14 @@ static void figures_of(const struct work *k, uint32_t arm, double out[KG_AB_N_FI
         sums[KG_AB_VERIFIED] > 0 ? sums[KG_AB_ACCEPTED] / sums[KG_AB_VERIFIED] : NAN;
 }
 
-static double relative(double a, double b)
+double kg_ab_relative(double a, double b)
 {
     return a > 0 ? (b - a) / a : NAN;
 }
 
 /* --- drawing --- */
 
-static void draw(struct work *k, struct kg_rng *rng, uint32_t block)
+static void draw(struct kg_ab_work *k, struct kg_rng *rng, uint32_t block)
 {
     uint32_t n = k->c->n, n_runs = k->c->n_repeats;
 
@@ -326,16 +307,16 @@ static void draw(struct work *k, struct kg_rng *rng, uint32_t block)
             at = at + 1 < n ? at + 1 : 0; /* round the end, so that all places are alike */
         }
     }
-    memset(k->w, 0, k->n_all * sizeof(*k->w));
+    memset(k->w[0], 0, k->n_all[0] * sizeof(*k->w[0]));
     for (uint32_t r = 0; r < n_runs; r++) {
-        uint32_t *w = k->w + (size_t)(n_runs > 1 ? kg_rng_below(rng, n_runs) : 0) * n;
+        uint32_t *w = k->w[0] + (size_t)(n_runs > 1 ? kg_rng_below(rng, n_runs) : 0) * n;
         for (uint32_t i = 0; i < n; i++) {
             w[i] += k->cb[i];
         }
     }
 }
 
-static void draw_all(struct work *k, uint32_t block)
+static void draw_all(struct kg_ab_work *k, uint32_t block)
 {
     double a[KG_AB_N_FIGURES], b[KG_AB_N_FIGURES];
     struct kg_rng rng;
@@ -343,17 +324,17 @@ static void draw_all(struct work *k, uint32_t block)
     kg_rng_seed(&rng, k->c->seed);
     for (uint32_t d = 0; d < k->c->n_draws; d++) {
         draw(k, &rng, block);
-        figures_of(k, 0, a);
-        figures_of(k, 1, b);
+        kg_ab_figures(k, 0, a);
+        kg_ab_figures(k, 1, b);
         for (uint32_t m = 0; m < KG_AB_N_FIGURES; m++) {
             k->diffs[(size_t)d * KG_AB_N_FIGURES + m] = b[m] - a[m];
-            k->rels[(size_t)d * KG_AB_N_FIGURES + m] = relative(a[m], b[m]);
+            k->rels[(size_t)d * KG_AB_N_FIGURES + m] = kg_ab_relative(a[m], b[m]);
         }
     }
 }
 
 /* The middle of one figure's draws, 95 % unless asked otherwise; NaN draws are left out. */
-static void interval(struct work *k, const double *all, uint32_t m, double *lo, double *hi)
+static void interval(struct kg_ab_work *k, const double *all, uint32_t m, double *lo, double *hi)
 {
     double tail = (1 - (k->c->level > 0 ? k->c->level : 0.95)) / 2;
     uint32_t n = 0;
@@ -369,7 +350,7 @@ static void interval(struct work *k, const double *all, uint32_t m, double *lo, 
     *hi = n > 0 ? quantile(k->line, n, 1 - tail) : NAN;
 }
 
-static void moments(const struct work *k, uint32_t m, double *mean, double *se)
+static void moments(const struct kg_ab_work *k, uint32_t m, double *mean, double *se)
 {
     double sum = 0, sq = 0;
     uint32_t n = 0;
@@ -388,7 +369,7 @@ static void moments(const struct work *k, uint32_t m, double *mean, double *se)
 }
 
 /* The quantile of the largest standardised deviation over the tested figures from..to of a draw. */
-static double critical_of(struct work *k, const struct kg_ab_figure *figs, uint32_t from,
+static double critical_of(struct kg_ab_work *k, const struct kg_ab_figure *figs, uint32_t from,
                           uint32_t to, double p)
 {
     double mean[KG_AB_N_FIGURES], se;
@@ -412,33 +393,40 @@ static double critical_of(struct work *k, const struct kg_ab_figure *figs, uint3
 
 /* --- the comparison --- */
 
-static void measure(struct work *k, struct kg_ab_result *r)
+/* The figures of the rows as they are. */
+void kg_ab_measure(struct kg_ab_work *k, struct kg_ab_result *r)
 {
     double a[KG_AB_N_FIGURES], b[KG_AB_N_FIGURES];
 
-    for (uint32_t at = 0; at < k->n_all; at++) {
-        k->w[at] = 1;
-        r->n_pairs += row_of(k, 0, at)->ok && row_of(k, 1, at)->ok;
+    for (uint32_t arm = 0; arm < 2; arm++) {
+        for (uint32_t at = 0; at < k->n_all[arm]; at++) {
+            k->w[arm][at] = 1;
+        }
     }
-    figures_of(k, 0, a);
-    figures_of(k, 1, b);
+    kg_ab_figures(k, 0, a);
+    kg_ab_figures(k, 1, b);
     for (uint32_t m = 0; m < KG_AB_N_FIGURES; m++) {
         struct kg_ab_figure *f = &r->figures[m];
+        uint32_t t = m / 3;
         f->a = a[m];
         f->b = b[m];
         f->diff = b[m] - a[m];
-        f->rel = relative(a[m], b[m]);
-        f->n = m < KG_AB_FIG_COUNTS ? k->n_timed[m / 3] : k->n_all;
+        f->rel = kg_ab_relative(a[m], b[m]);
+        f->n = k->n_all[0] < k->n_all[1] ? k->n_all[0] : k->n_all[1];
+        if (m < KG_AB_FIG_COUNTS) {
+            f->n = k->n_timed[0][t] < k->n_timed[1][t] ? k->n_timed[0][t] : k->n_timed[1][t];
+        }
     }
 }
 
 /* The rules of kg_ab_compare: what is tested, and what is beyond chance. */
-static void judge(struct work *k, struct kg_ab_result *r)
+void kg_ab_judge(struct kg_ab_work *k, struct kg_ab_result *r)
 {
     const struct kg_ab_conf *c = k->c;
     double p = 1 - c->alpha / c->n_comparisons;
     uint32_t df = c->runs_vary && c->n_repeats < r->n_blocks ? c->n_repeats : r->n_blocks;
-    double spread = c->runs_vary && df > 1 ? sqrt((double)df / (df - 1)) : 1;
+    int few = c->runs_vary || c->clients[0] != NULL; /* units, not windows */
+    double spread = few && df > 1 ? sqrt((double)df / (df - 1)) : 1;
 
     r->cannot_tell = c->runs_vary && c->n_repeats < 2;
     for (uint32_t m = 0; m < KG_AB_N_FIGURES; m++) {
@@ -462,11 +450,12 @@ static void judge(struct work *k, struct kg_ab_result *r)
     }
 }
 
-static void compare_rows(const struct work *k, struct kg_ab_result *r)
+static void compare_rows(const struct kg_ab_work *k, struct kg_ab_result *r)
 {
     r->is_same = 1;
-    for (uint32_t at = 0; at < k->n_all; at++) {
+    for (uint32_t at = 0; at < k->n_all[0]; at++) {
         const struct kg_ab_row *a = row_of(k, 0, at), *b = row_of(k, 1, at);
+        r->n_pairs += a->ok && b->ok;
         r->is_same = r->is_same && a->ok == b->ok && a->n_output == b->n_output &&
                      a->output_hash == b->output_hash;
         for (uint32_t f = 0; f < KG_AB_N_FIELDS; f++) {
@@ -500,13 +489,13 @@ static struct kg_ab_rate rates(const struct kg_ab_conf *c, int good)
     double sum = 0, sq = 0;
 
     for (uint32_t k = 0; k < n; k++) {
-        double a = rate_of(c, 0, k, good), b = rate_of(c, 1, k, good), d = relative(a, b);
+        double a = rate_of(c, 0, k, good), b = rate_of(c, 1, k, good), d = kg_ab_relative(a, b);
         r.a += a / n;
         r.b += b / n;
         sum += d;
         sq += d * d;
     }
-    r.rel = relative(r.a, r.b);
+    r.rel = kg_ab_relative(r.a, r.b);
     if (n >= 3) {
         double mean = sum / n, var = fmax(0, (sq - n * mean * mean) / (n - 1));
         double half = kg_ab_student(0.95, n - 1) * sqrt(var / n);
@@ -518,9 +507,12 @@ static struct kg_ab_rate rates(const struct kg_ab_conf *c, int good)
 
 int kg_ab_compare(const struct kg_ab_conf *conf, struct kg_ab_result *result, struct kg_error *err)
 {
-    struct work k = {.c = conf};
+    struct kg_ab_work k = {.c = conf};
     struct kg_ab_result r = {0};
 
+    if (conf->clients[0] != NULL) {
+        return kg_ab_compare_clients(conf, result, err);
+    }
     if (conf->n == 0 || conf->n_repeats == 0 || conf->n_draws < 100 || conf->n_comparisons == 0) {
         return kg_fail(err, KG_EINVAL, "nothing to compare");
     }
@@ -530,9 +522,9 @@ int kg_ab_compare(const struct kg_ab_conf *conf, struct kg_ab_result *result, st
         r.block = r.block < conf->n ? r.block : conf->n;
         r.n_blocks = (conf->n + r.block - 1) / r.block;
         compare_rows(&k, &r);
-        measure(&k, &r);
+        kg_ab_measure(&k, &r);
         draw_all(&k, r.block);
-        judge(&k, &r);
+        kg_ab_judge(&k, &r);
         r.throughput = rates(conf, 0);
         r.goodput = rates(conf, 1);
         *result = r;
@@ -587,6 +579,13 @@ static void put_none(const struct kg_ab_result *r, struct kg_buf *buf)
 
     for (uint32_t m = 0; m < KG_AB_N_FIGURES; m++) {
         n_small += r->figures[m].is_small;
+    }
+    if (r->n_tested == 0 && r->n_clients[0] > 0) {
+        (void)kg_buf_printf(buf,
+                            "Cannot tell: %u and %u clients, worth %u equal ones in the lesser "
+                            "arm, are too few.\n",
+                            r->n_clients[0], r->n_clients[1], r->n_blocks);
+        return;
     }
     if (r->n_tested == 0) {
         (void)kg_buf_printf(buf, "Cannot tell: %u pairs in %u windows are too few.\n", r->n_pairs,

@@ -4,6 +4,10 @@
  * windows of consecutive requests, the same ones for both arms: neighbours wait in one queue and
  * share one cache, so drawing them one by one would give intervals that are too narrow. Repeats are
  * drawn too. Equal rows, options and seed give equal results, to the bit.
+ *
+ * Or two arms of one server (kg_ab_conf.clients): other requests of other clients in each, split by
+ * chance. Nothing is paired then; the bootstrap draws clients of each arm with all their requests,
+ * since those of one client are alike and chance moved them together.
  */
 #ifndef KEDGE_EXPERIMENT_AB_STATS_H
 #define KEDGE_EXPERIMENT_AB_STATS_H
@@ -74,7 +78,24 @@ struct kg_ab_conf {
     double level;                    /* of the intervals of single figures; 0: 0.95 */
     double least;                    /* relative change that is too small to speak of, 0.01 */
     uint64_t seed;
+    /* Not pairs: the client of each of runs[arm][0].rows, a number below n_clients[arm]; n_repeats
+     * is 1 then, n and block are not looked at. NULL: pairs. */
+    const uint32_t *clients[2]; /* [n_of[arm]] */
+    uint32_t n_of[2], n_clients[2];
 };
+
+/* Rows of an arm, all repeats together, and one of them. */
+static inline uint32_t kg_ab_n_rows(const struct kg_ab_conf *c, uint32_t arm)
+{
+    return c->clients[0] != NULL ? c->n_of[arm] : c->n * c->n_repeats;
+}
+
+static inline const struct kg_ab_row *kg_ab_row_at(const struct kg_ab_conf *c, uint32_t arm,
+                                                   uint32_t at)
+{
+    return c->clients[0] != NULL ? &c->runs[arm][0].rows[at]
+                                 : &c->runs[arm][at / c->n].rows[at % c->n];
+}
 
 /* One figure. All in its unit. */
 struct kg_ab_figure {
@@ -98,7 +119,9 @@ struct kg_ab_rate {
 struct kg_ab_result {
     struct kg_ab_figure figures[KG_AB_N_FIGURES];
     struct kg_ab_rate throughput, goodput; /* output tokens/s: all, and of good requests */
-    uint32_t block, n_blocks;              /* requests of a window, windows */
+    uint32_t block, n_blocks;              /* requests of a window, windows; of clients: 0, and as
+                                              many of one size as the lesser arm's are worth */
+    uint32_t n_clients[2];                 /* 0: pairs */
     uint32_t n_pairs;                      /* requests, over all repeats, that ended well in both */
     uint32_t n_tested;
     uint32_t is_same;     /* 1: every row of both arms is equal */
@@ -114,7 +137,8 @@ struct kg_ab_result {
  * A figure is different when |diff| exceeds `critical` standard errors. critical is the quantile
  * 1 - alpha / n_comparisons of the largest standardised deviation over all tested figures in the
  * same draw (so figures that move together cost nothing), stretched by Student's factor for the
- * number of windows (with runs_vary: of repeats). The 95 % intervals are of each figure by itself.
+ * number of windows (with runs_vary: of repeats; of clients: see n_blocks). The 95 % intervals are
+ * of each figure by itself.
  */
 KG_CHECKED int kg_ab_compare(const struct kg_ab_conf *conf, struct kg_ab_result *result,
                              struct kg_error *err);
