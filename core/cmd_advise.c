@@ -433,7 +433,12 @@ static int prepare(struct advise *x)
     /* Requests in order of arrival can be cut where picking ends; sessions run beside each other,
      * and lines out of order are not what comes first. */
     r->is_split = x->has_after || !x->is_ordered || x->read.format == KG_TRACE_SERVEGEN;
-    r->n_pick = x->pick != 0 && x->pick < n ? (uint32_t)x->pick : n / 2;
+    if (x->pick >= n) {
+        return kg_fail(&x->err, KG_EINVAL,
+                       "--pick %llu: the trace has %u requests, some must be left to confirm with",
+                       (unsigned long long)x->pick, n);
+    }
+    r->n_pick = x->pick != 0 ? (uint32_t)x->pick : n / 2;
     r->folder = x->folder;
     r->began_ns = kg_now_ns();
     return kg_runs_folder("advise", x->folder, &x->err);
