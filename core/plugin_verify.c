@@ -259,8 +259,10 @@ static int verify_ops(const struct kg_plugin *p, const char *where, struct kg_er
         return kg_fail(err, KG_EABI, "%s: caps: found 0x%llx, wanted bits of 0x%llx", where,
                        (unsigned long long)p->caps, (unsigned long long)known);
     if (p->kind == KG_KIND_SPEC && (p->caps & KG_SPEC_CAP_HOST) != 0 &&
-        (p->caps & KG_SPEC_CAP_MODEL) != 0)
-        return kg_fail(err, KG_EABI, "%s: caps: found host and model, wanted one of them at most",
+        (p->caps & KG_SPEC_CAP_MODEL) != 0 && p->needs_minor < 2) /* an older core would not know */
+        return kg_fail(err, KG_EABI,
+                       "%s: caps: found host and model, wanted one of them at most, or needs_minor "
+                       "2",
                        where);
     return KG_OK;
 }

@@ -117,20 +117,20 @@ static int open_spec(struct kg_stack *s, uint32_t i, struct kg_error *err)
                              s->desc.draft_block, &a->spec, err);
 }
 
-/* Draft rows of a sequence for all speculations; HOST ones are open then. */
+/* Draft rows of a sequence for all speculations; those that are HOST only are open then. */
 static int find_max_draft(struct kg_stack *s, uint32_t *max_draft, struct kg_error *err)
 {
     uint32_t n = s->conf->arms.n > 0 ? s->conf->arms.n : 1;
 
     for (uint32_t i = 0; i < n; i++) {
         uint32_t most = 0;
-        if ((s->arms[i].spec_caps & KG_SPEC_CAP_HOST) != 0) {
+        if ((s->arms[i].spec_caps & KG_SPEC_CAP_MODEL) != 0) {
+            most = MAX_DRAFTS; /* opened when the drafter's block is known */
+        } else if ((s->arms[i].spec_caps & KG_SPEC_CAP_HOST) != 0) {
             int rc = open_spec(s, i, err);
             if (rc != KG_OK)
                 return rc;
             most = s->arms[i].spec_ops->block(s->arms[i].spec);
-        } else if ((s->arms[i].spec_caps & KG_SPEC_CAP_MODEL) != 0) {
-            most = MAX_DRAFTS;
         }
         *max_draft = most > *max_draft ? most : *max_draft;
     }

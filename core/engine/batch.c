@@ -208,6 +208,7 @@ static void settle_seq(struct kg_engine *e, const struct kg_pick *p, const struc
                                     .n_accepted = res->n_accepted,
                                     .n_tokens = res->n_tokens,
                                     .greedy = !(r->job->sampling.temperature > 0.0f),
+                                    .accept = r->job->sampling.accept,
                                     .tokens = res->tokens};
         kg_draft_seen(e, r->job->arm, &seen);
         kg_window_seen(e, r, p->n_draft, res->n_accepted);
@@ -298,6 +299,15 @@ static void learn_cost(struct kg_engine *e)
     }
 }
 
+/* What policies are told of the step's time. With a surface from a file they decide by that alone,
+ * so that a run on a real clock can be repeated. */
+static uint64_t told_ns(const struct kg_engine *e)
+{
+    int from_file = e->cost.size != 0 && !e->conf.cost;
+
+    return from_file && !(e->desc.caps & KG_EXEC_CAP_VIRTUAL) ? 0 : e->result.step_ns;
+}
+
 int kg_batch_run(struct kg_engine *e, struct kg_error *err)
 {
     struct kg_error why = {0};
@@ -328,7 +338,7 @@ int kg_batch_run(struct kg_engine *e, struct kg_error *err)
     e->stats.commit_ns_sum += e->result.commit_ns;
     e->stats.n_seqs_step = e->n_picks;
     e->stats.last_progress_ns = e->parts.exec_ops->now(e->parts.exec);
-    kg_draft_observe(e, e->result.step_ns);
+    kg_draft_observe(e, told_ns(e));
     kg_req_settle(e);
     return KG_OK;
 }

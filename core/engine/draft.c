@@ -103,7 +103,8 @@ static void ask_wants(struct kg_engine *e, struct kg_arm *a)
 
     a->first_draft = e->n_drafting;
     for (uint32_t i = 0; i < a->n_spec; i++) {
-        counts[i] = e->spec_seqs[a->first + i].max_draft;
+        const struct kg_spec_seq *q = &e->spec_seqs[a->first + i];
+        counts[i] = q->n_drafted > 0 ? 0 : q->max_draft;
     }
     if (KG_HAS(a->spec_ops, struct kg_spec_ops, want)) {
         a->spec_ops->want(a->spec, &view, counts);
@@ -111,6 +112,7 @@ static void ask_wants(struct kg_engine *e, struct kg_arm *a)
     for (uint32_t i = 0; i < a->n_spec; i++) {
         const struct kg_spec_seq *q = &e->spec_seqs[a->first + i];
         uint32_t most = q->max_draft < e->desc.draft_block ? q->max_draft : e->desc.draft_block;
+        most = q->n_drafted > 0 ? 0 : most; /* the policy drafted for it itself */
         e->stats.drafts_failed += counts[i] > q->max_draft;
         counts[i] = counts[i] < most ? counts[i] : most;
         if (counts[i] > 0) {
@@ -217,7 +219,8 @@ void kg_draft_step(struct kg_engine *e)
         struct kg_arm *a = &e->arms[k];
         if (a->n_spec > 0 && a->spec_caps & KG_SPEC_CAP_HOST) {
             draft_host(e, a);
-        } else if (a->n_spec > 0 && a->spec_caps & KG_SPEC_CAP_MODEL) {
+        }
+        if (a->n_spec > 0 && a->spec_caps & KG_SPEC_CAP_MODEL) {
             ask_wants(e, a);
         }
     }

@@ -143,11 +143,8 @@ static int measure_cost(struct kg_engine *e, struct kg_error *err)
     if (rc != KG_OK) {
         return kg_fail(err, rc, "the backend cannot time a step ([engine] cost = measured)");
     }
-    uint32_t block = 0; /* of what drafts with the model */
-    for (uint32_t i = 0; i < e->n_arms; i++) {
-        const struct kg_arm *a = &e->arms[i];
-        block = a->spec_caps & KG_SPEC_CAP_MODEL && a->block > block ? a->block : block;
-    }
+    /* with a drafter at hand, whoever drafts now: a plugin may be put in that does */
+    uint32_t block = e->desc.draft_block < e->max_block ? e->desc.draft_block : e->max_block;
     if (block > 0) {
         rc = kg_draft_cost_measure(&e->cost_table.draft, e->parts.exec_ops, e->parts.exec,
                                    e->conf.max_seqs, block, e->max_context);

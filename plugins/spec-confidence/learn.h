@@ -1,8 +1,8 @@
 /*
  * Confidences against what came of them. A drafter says c, the probability that a draft is accepted
  * when the ones before it were; it may be off, for one because it was trained on another rule of
- * acceptance. So each trial is counted in a cell by class of sampling, position and confidence, and
- * c is corrected by the cell's odds: logit(c') = logit(c) + logit(accepted) - logit(said), both
+ * acceptance. So each trial is counted in a cell by class of acceptance, position and confidence,
+ * and c is corrected by the cell's odds: logit(c') = logit(c) + logit(accepted) - logit(said), both
  * shares drawn towards those of all positions, and these towards each other, by a weight of PRIOR
  * trials. A cell of no trials corrects nothing. What is left of the error is counted again by
  * length of context, because drafters fail beyond what they were trained on.
@@ -16,7 +16,7 @@
 
 #define LEARN_BLOCK 16   /* positions told apart */
 #define LEARN_BINS 8     /* of confidence, even in its logit from -6 to 6 */
-#define LEARN_CLASSES 2  /* sampled, greedy */
+#define LEARN_CLASSES 4  /* of acceptance: coupled, greedy, rejection, block */
 #define LEARN_BUCKETS 16 /* of context: to 256 tokens, 512, 1024, .. */
 
 struct learn_cell {

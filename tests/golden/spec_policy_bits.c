@@ -61,7 +61,7 @@ static void v45_spec_confidence_changes_no_bit_whatever_it_decides(void **state)
         {"no surface, preempted", DRAFTER "plugins.spec=confidence", .batch = 6, .preempt = 6},
         {"tries again each step",
          DRAFTER CHEAP "plugins.spec=confidence spec-confidence.retry=1 "
-                       "spec-confidence.min_gain=1",
+                       "spec-confidence.min_gain=0.15",
          .batch = 4, .relocate = 2},
     };
 
@@ -106,7 +106,7 @@ static void sample(const char *sets, uint64_t seed, struct counts *c)
 {
     static const char *const base[] = {("model.path=" TEST_ROOT "/models/k3-tiny"),
                                        ("plugins.dir=" PLUGIN_DIR),
-                                       "engine.max_seqs=16",
+                                       "engine.max_seqs=4", /* more do not pay by the surface */
                                        "exec-cpu.threads=1",
                                        "memory.bytes=64m",
                                        "engine.step_tokens=128",

@@ -1,12 +1,19 @@
 /*
  * Not a test: what speculation brings on this CPU, by domain, batch and policy, side by side.
  *
- *   spec_table [speed] [REPEATS] [TEMPERATURE] [SETS...]   tokens per second of CPU time
- *   spec_table accept [TEMPERATURE] [SETS...]              what each rule of acceptance accepts
+ *   spec_table tables [WAVES] [SETS...]               the two tables of core/docs/speculation.md
+ *   spec_table speed [WAVES] [TEMPERATURE] [SETS...]  one of them
+ *   spec_table accept [TEMPERATURE] [SETS...]         what each rule of acceptance accepts
  *
- * speed: B requests at a time on held-out prompts (domains.json), B in all and at least 4, each
- * policy in turn, REPEATS times after a turn that is not counted; medians. Only steps of B decoding
- * sequences and no prompt count. SETS are "section.key=value", for all policies.
+ * speed: a wave is B requests at a time on held-out prompts (domains.json), B in all and at
+ * least 4. Every policy runs the same wave on an engine of its own, and they advance in turn, a few
+ * steps each, so that whatever the machine does meanwhile happens to all of them. Of a turn the
+ * first steps are not counted: the caches still hold somebody else's weights. CPU time of steps of
+ * B decoding sequences and no prompt; of each wave the ratio to decoding without drafts in the same
+ * wave, and of these the median. The engines' own clock is that of the process, and their memory
+ * lies in huge pages: with small ones two equal engines differ by a tenth, by where their weights
+ * came to lie. `again` is off a second time: what equal policies differ by. SETS are
+ * "section.key=value", for all policies.
  */
 #include "config.h"
 #include "exec_rig.h"
@@ -18,13 +25,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 #include <jansson.h>
 
 #define N_OUT 48
 #define MOST_BATCH 32
-#define MOST_REPEATS 15
+#define MOST_WAVES 63
+#define TURN_STEPS 64 /* most steps of a turn */
+#define TURN_S 0.020  /* a turn ends after so much CPU time, */
+#define LEAST_STEPS 6 /* and not before so many steps, */
+#define COLD_STEPS 3  /* the first of which are not counted */
+#define FIXED_EVERY 3 /* fixed windows, which are far off, run in each third wave */
 #define N_DOMAINS 3
 #define DRAFTER "model.draft=" TEST_ROOT "/models/k3-tiny-dspark "
 
@@ -36,16 +49,19 @@ struct policy {
     struct kg_stack *stack;
 };
 
-static struct policy policies[] = {
-    {"off", "plugins.spec=off", NULL, NULL},
-    {"dspark2", DRAFTER "plugins.spec=dspark spec-dspark.length=2", NULL, NULL},
-    {"dspark4", DRAFTER "plugins.spec=dspark spec-dspark.length=4", NULL, NULL},
-    {"dspark7", DRAFTER "plugins.spec=dspark spec-dspark.length=7", NULL, NULL},
-    {"confidence", DRAFTER "plugins.spec=confidence", NULL, NULL},
-    {"ngram", "plugins.spec=ngram", NULL, NULL},
-    {"loaded", DRAFTER "plugins.spec=off", NULL, NULL}, /* what a drafter at hand costs */
+enum { OFF, AGAIN, LOADED, DSPARK2, DSPARK4, DSPARK7, NGRAM, CONFIDENCE, N_POLICIES };
+
+static struct policy policies[N_POLICIES] = {
+    [OFF] = {"off", "plugins.spec=off", NULL, NULL},
+    [AGAIN] = {"again", "plugins.spec=off", NULL, NULL},
+    [LOADED] = {"loaded", DRAFTER "plugins.spec=off", NULL,
+                NULL}, /* what a drafter at hand costs */
+    [DSPARK2] = {"dspark2", DRAFTER "plugins.spec=dspark spec-dspark.length=2", NULL, NULL},
+    [DSPARK4] = {"dspark4", DRAFTER "plugins.spec=dspark spec-dspark.length=4", NULL, NULL},
+    [DSPARK7] = {"dspark7", DRAFTER "plugins.spec=dspark spec-dspark.length=7", NULL, NULL},
+    [NGRAM] = {"ngram", "plugins.spec=ngram", NULL, NULL},
+    [CONFIDENCE] = {"confidence", DRAFTER "plugins.spec=confidence", NULL, NULL},
 };
-#define N_POLICIES (sizeof(policies) / sizeof(policies[0]))
 
 static const char *const by_rule[] = {"coupling", "rejection", "block"};
 
@@ -90,6 +106,7 @@ static void open_policy(struct policy *p, const char *accept, char **sets, int n
                                        ("plugins.dir=" PLUGIN_DIR),
                                        "plugins.exec=cpu",
                                        "exec-cpu.threads=1",
+                                       "exec-cpu.clock=cpu",
                                        "engine.max_seqs=32",
                                        "engine.cost=measured",
                                        "memory.bytes=64m",
@@ -123,25 +140,32 @@ static void close_policy(struct policy *p)
 
 /* What one wave did. */
 struct wave {
-    double cpu_s;    /* of steps without a prompt */
+    double cpu_s;    /* of the steps that count */
     uint64_t tokens; /* of these steps */
     uint64_t n_steps;
     uint64_t check; /* of all tokens, whoever emitted them when */
     struct kg_spec_count spec;
     uint64_t drafted, output;
+    uint32_t sent, open; /* requests */
 };
 
-static void submit(struct kg_engine *engine, uint32_t d, uint32_t i, uint64_t seed,
-                   float temperature)
+/* Requests of a wave: `total`, `batch` at a time. */
+struct load {
+    uint32_t domain, batch, total;
+    uint64_t seed;
+    float temperature;
+};
+
+static void submit(struct kg_engine *engine, const struct load *l, uint32_t i)
 {
-    const struct prompts *p = &prompts[d];
+    const struct prompts *p = &prompts[l->domain];
     struct kg_error err = {0};
     struct kg_request q = {.id = i + 1,
                            .tokens = p->tokens[i % p->n],
                            .n_prompt = p->lengths[i % p->n],
                            .max_tokens = N_OUT,
-                           .sampling = {.temperature = temperature,
-                                        .seed = seed * 1000 + i,
+                           .sampling = {.temperature = l->temperature,
+                                        .seed = l->seed * 1000 + i,
                                         .n_stop_ids = 1,
                                         .stop_ids = {3842}}};
 
@@ -149,7 +173,7 @@ static void submit(struct kg_engine *engine, uint32_t d, uint32_t i, uint64_t se
         fail_msg("submit: %s", err.text);
 }
 
-static void take(const struct kg_event *e, struct wave *w, uint32_t *open)
+static void take(const struct kg_event *e, struct wave *w)
 {
     if (e->type == KG_EVENT_TOKENS) {
         for (uint32_t k = 0; k < e->n; k++)
@@ -165,40 +189,52 @@ static void take(const struct kg_event *e, struct wave *w, uint32_t *open)
             w->spec.accepted[j] += e->spec.accepted[j];
             w->spec.expected_um[j] += e->spec.expected_um[j];
         }
-        (*open)--;
+        w->open--;
     }
 }
 
-/* `total` requests, `batch` at a time. */
-static void run_wave(struct kg_engine *engine, uint32_t d, uint32_t batch, uint32_t total,
-                     uint64_t seed, float temperature, struct wave *w)
+/* One step; whether it counts. */
+static int step(struct kg_engine *engine, const struct load *l, struct wave *w, int counted)
 {
     struct kg_engine_stats before, after;
     struct kg_error err = {0};
     struct kg_event e;
-    uint32_t sent = 0, open = 0;
+    uint64_t seen = w->output;
 
-    memset(w, 0, sizeof(*w));
+    for (; w->sent < l->total && w->open < l->batch; w->sent++, w->open++)
+        submit(engine, l, w->sent);
     kg_engine_stats(engine, &before);
-    while (open > 0 || sent < total) {
-        for (; sent < total && open < batch; sent++, open++)
-            submit(engine, d, sent, seed, temperature);
-        uint64_t seen = w->output;
-        double start = cpu_s();
-        if (kg_engine_step(engine, &err) < 0)
-            fail_msg("step: %s", err.text);
-        double took = cpu_s() - start;
-        while (kg_engine_next(engine, &e) == KG_OK)
-            take(&e, w, &open);
-        kg_engine_stats(engine, &after);
-        if (after.prompt_tokens == before.prompt_tokens && after.n_seqs_step == batch &&
-            after.steps > before.steps) {
-            w->cpu_s += took;
-            w->tokens += w->output - seen;
-            w->n_steps++;
-        }
-        before = after;
+    double start = cpu_s();
+    if (kg_engine_step(engine, &err) < 0)
+        fail_msg("step: %s", err.text);
+    double took = cpu_s() - start;
+    while (kg_engine_next(engine, &e) == KG_OK)
+        take(&e, w);
+    kg_engine_stats(engine, &after);
+    if (after.prompt_tokens != before.prompt_tokens || after.n_seqs_step != l->batch ||
+        after.steps == before.steps)
+        return 0;
+    if (counted) {
+        w->cpu_s += took;
+        w->tokens += w->output - seen;
+        w->n_steps++;
     }
+    return 1;
+}
+
+static int is_over(const struct load *l, const struct wave *w)
+{
+    return w->open == 0 && w->sent == l->total;
+}
+
+/* A policy's turn. Steps with prompts do not shorten it: they warm the caches. */
+static void turn(struct kg_engine *engine, const struct load *l, struct wave *w)
+{
+    double start = cpu_s();
+    uint32_t n = 0;
+
+    while (!is_over(l, w) && n < TURN_STEPS && (n < LEAST_STEPS || cpu_s() - start < TURN_S))
+        n += step(engine, l, w, n >= COLD_STEPS) != 0;
 }
 
 static int by_value(const void *a, const void *b)
@@ -226,67 +262,114 @@ static uint64_t sum(const uint64_t *v)
 /* --- speed -------------------------------------------------------------------------------------
  */
 
-static void speed_of(uint32_t d, uint32_t batch, uint32_t repeats, float temperature)
-{
-    static double rate[N_POLICIES][MOST_REPEATS];
-    struct wave w, total[N_POLICIES];
-    double best = 0, medians[N_POLICIES];
+/* Of a row of the table: ratios to `off` by wave, and sums. */
+struct row {
+    double ratio[N_POLICIES][MOST_WAVES], cpu_s, tokens;
+    uint32_t n[N_POLICIES];
+    uint64_t drafted, verified; /* by confidence */
+};
 
-    memset(total, 0, sizeof(total));
-    for (uint32_t r = 0; r <= repeats; r++) {
-        uint64_t check = 0;
+/* One wave of all policies that take part, in turns. */
+static void wave(const struct load *l, const int *takes_part, struct wave *w)
+{
+    uint32_t n_open = 1, first = (uint32_t)l->seed;
+
+    memset(w, 0, N_POLICIES * sizeof(*w));
+    while (n_open > 0) {
+        n_open = 0;
         for (uint32_t k = 0; k < N_POLICIES; k++) {
-            uint32_t at = (uint32_t)((k + r) % N_POLICIES);
-            run_wave(policies[at].stack->engine, d, batch, batch > 4 ? batch : 4, 1 + r,
-                     temperature, &w);
-            if (k > 0 && w.check != check)
-                fail_msg("%s %u %s: tokens differ", domains[d], batch, policies[at].name);
-            check = w.check;
-            if (r > 0) {
-                rate[at][r - 1] = (double)w.tokens / w.cpu_s;
-                total[at].tokens += w.tokens;
-                total[at].n_steps += w.n_steps;
-                total[at].spec.rounds += w.spec.rounds;
-                total[at].drafted += w.drafted;
-                total[at].spec.verified[0] += sum(w.spec.verified);
-                total[at].spec.accepted[0] += sum(w.spec.accepted);
+            uint32_t at = (k + first) % N_POLICIES;
+            if (takes_part[at] && !is_over(l, &w[at])) {
+                turn(policies[at].stack->engine, l, &w[at]);
+                n_open++;
             }
         }
+        first++;
     }
-    for (uint32_t k = 0; k < N_POLICIES; k++) {
-        medians[k] = median(rate[k], repeats);
-        best = k != 4 && medians[k] > best ? medians[k] : best;
+    for (uint32_t k = 1; k < N_POLICIES; k++) {
+        if (takes_part[k] && (w[k].check != w[OFF].check || w[k].output != w[OFF].output))
+            fail_msg("%s %u %s: tokens differ", domains[l->domain], l->batch, policies[k].name);
     }
-    (void)printf("%-8s %5u", domains[d], batch);
-    for (uint32_t k = 0; k < N_POLICIES; k++)
-        (void)printf(" %10.0f", medians[k]);
-    (void)printf("   %5.3f %5.3f %7.3f", medians[4] / best, medians[4] / medians[0],
-                 medians[4] / medians[6]);
-    for (uint32_t k = 1; k < N_POLICIES; k++)
-        (void)printf(" %5.2f", (double)total[k].tokens * (double)total[0].n_steps /
-                                   (double)total[0].tokens / (double)total[k].n_steps);
-    (void)printf("  %llu %llu\n", (unsigned long long)total[4].drafted,
-                 (unsigned long long)total[4].spec.verified[0]);
 }
 
-static void speed(uint32_t repeats, float temperature, char **sets, int n_sets)
+static void run_row(uint32_t d, uint32_t batch, uint32_t n_waves, float temperature, struct row *r)
+{
+    struct load l = {.domain = d, .batch = batch, .temperature = temperature};
+    struct wave w[N_POLICIES];
+
+    memset(r, 0, sizeof(*r));
+    l.total = batch > 4 ? batch : 4;
+    for (uint32_t i = 0; i <= n_waves; i++) { /* the first is not counted */
+        int takes_part[N_POLICIES];
+        for (uint32_t k = 0; k < N_POLICIES; k++)
+            takes_part[k] = k < DSPARK2 || k > DSPARK7 || (i > 0 && i % FIXED_EVERY == 0);
+        l.seed = 1 + i;
+        wave(&l, takes_part, w);
+        for (uint32_t k = 0; k < N_POLICIES && i > 0; k++) {
+            if (takes_part[k] && w[k].n_steps > 0 && w[OFF].n_steps > 0)
+                r->ratio[k][r->n[k]++] =
+                    (double)w[k].tokens / w[k].cpu_s / ((double)w[OFF].tokens / w[OFF].cpu_s);
+        }
+        r->cpu_s += i > 0 ? w[OFF].cpu_s : 0;
+        r->tokens += i > 0 ? (double)w[OFF].tokens : 0;
+        r->drafted += i > 0 ? w[CONFIDENCE].drafted : 0;
+        r->verified += i > 0 ? sum(w[CONFIDENCE].spec.verified) : 0;
+    }
+}
+
+/* Prints a row; whether confidence is within 3 % of the best. */
+static int print_row(uint32_t d, uint32_t batch, struct row *r)
+{
+    static const char *const names[N_DOMAINS] = {"fiction", "code", "JSON, tools"};
+    double m[N_POLICIES], best = 0;
+
+    for (uint32_t k = 0; k < N_POLICIES; k++) {
+        m[k] = r->n[k] > 0 ? median(r->ratio[k], r->n[k]) : 0;
+        if (k != CONFIDENCE && k != AGAIN && m[k] > best)
+            best = m[k];
+    }
+    (void)printf("| %s | %u | %.0f |", names[d], batch, r->tokens / r->cpu_s);
+    for (uint32_t k = AGAIN; k < N_POLICIES; k++)
+        (void)printf(k == CONFIDENCE ? " **%.3f** |" : " %.3f |", m[k]);
+    (void)printf(" %.3f | %.3f | %llu |\n", m[CONFIDENCE] / m[LOADED], m[CONFIDENCE] / best,
+                 (unsigned long long)r->drafted);
+    return m[CONFIDENCE] >= 0.97 * best;
+}
+
+static void print_head(uint32_t n_waves, float temperature)
+{
+    (void)printf("\nTemperature %.1f, %u waves:\n\n"
+                 "| domain | batch | off, tokens/s | again | loaded | dspark 2 | 4 | 7 | ngram | "
+                 "confidence | / loaded | / best | drafted |\n"
+                 "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n",
+                 (double)temperature, n_waves);
+}
+
+static uint32_t table(uint32_t n_waves, float temperature)
 {
     static const uint32_t batches[] = {1, 4, 16, 32};
+    uint32_t n_good = 0;
+    static struct row r;
 
+    print_head(n_waves, temperature);
+    for (uint32_t b = 0; b < sizeof(batches) / sizeof(batches[0]); b++) {
+        for (uint32_t d = 0; d < N_DOMAINS; d++) {
+            /* waves of few sequences are short: more of them */
+            uint32_t n = n_waves * (batches[b] == 1 ? 3 : batches[b] == 4 ? 2 : 1);
+            run_row(d, batches[b], n < MOST_WAVES ? n : MOST_WAVES, temperature, &r);
+            n_good += (uint32_t)print_row(d, batches[b], &r);
+        }
+    }
+    (void)printf("\nWithin 3 %% of the best of all others: %u of 12 rows.\n", n_good);
+    return n_good;
+}
+
+static void speed(uint32_t n_waves, const float *temperatures, uint32_t n, char **sets, int n_sets)
+{
     for (uint32_t k = 0; k < N_POLICIES; k++)
         open_policy(&policies[k], "coupling", sets, n_sets);
-    (void)printf("tokens per second of CPU time, median of %u, temperature %.1f; confidence over "
-                 "the best of the others, over off and over off with the drafter loaded; tokens a "
-                 "step over off; tokens confidence drafted and verified\n%-8s %5s",
-                 repeats, (double)temperature, "domain", "batch");
-    for (uint32_t k = 0; k < N_POLICIES; k++)
-        (void)printf(" %10s", policies[k].name);
-    (void)printf("   %5s %5s %7s %5s %5s %5s %5s %5s %5s\n", "/best", "/off", "/loaded", "d2", "d4",
-                 "d7", "conf", "ngram", "load");
-    for (uint32_t b = 0; b < sizeof(batches) / sizeof(batches[0]); b++) {
-        for (uint32_t d = 0; d < N_DOMAINS; d++)
-            speed_of(d, batches[b], repeats, temperature);
-    }
+    for (uint32_t t = 0; t < n; t++)
+        (void)table(n_waves, temperatures[t]);
     for (uint32_t k = 0; k < N_POLICIES; k++)
         close_policy(&policies[k]);
 }
@@ -297,10 +380,12 @@ static void speed(uint32_t repeats, float temperature, char **sets, int n_sets)
 static void accept_of(uint32_t d, float temperature, char **sets, int n_sets)
 {
     for (uint32_t rule = 0; rule < (temperature > 0 ? 3u : 1u); rule++) {
-        struct policy p = policies[3];
-        struct wave all;
+        struct policy p = policies[DSPARK7];
+        struct load l = {d, MOST_BATCH, 128, 100, temperature};
+        struct wave all = {0};
         open_policy(&p, by_rule[rule], sets, n_sets);
-        run_wave(p.stack->engine, d, MOST_BATCH, 128, 100, temperature, &all);
+        while (!is_over(&l, &all))
+            (void)step(p.stack->engine, &l, &all, 1);
         (void)printf("%-8s %4.1f %-9s %7llu %7.3f %8.3f ", domains[d], (double)temperature,
                      by_rule[rule], (unsigned long long)all.spec.rounds,
                      1.0 + (double)sum(all.spec.accepted) / (double)all.spec.rounds,
@@ -313,26 +398,52 @@ static void accept_of(uint32_t d, float temperature, char **sets, int n_sets)
     }
 }
 
+/* malloc reads this when the process begins. */
+static void huge_pages(char **argv)
+{
+    if (getenv("GLIBC_TUNABLES") == NULL &&
+        setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", 1) == 0)
+        (void)execv("/proc/self/exe", argv);
+}
+
+static int usage(void)
+{
+    (void)fputs("usage: spec_table tables [WAVES] [SETS...]\n"
+                "       spec_table speed [WAVES] [TEMPERATURE] [SETS...]\n"
+                "       spec_table accept [TEMPERATURE] [SETS...]\n",
+                stderr);
+    return 2;
+}
+
 int main(int argc, char **argv)
 {
-    int at = 1;
+    static const float both[] = {0.8f, 0.0f};
+    const char *what = argc > 1 ? argv[1] : "";
+    int at = strcmp(what, "speed") == 0 ? 4 : 3; /* where SETS begin */
+    char **sets = argv + (argc > at ? at : argc);
+    int n_sets = argc > at ? argc - at : 0;
 
+    huge_pages(argv);
     (void)setvbuf(stdout, NULL, _IOLBF, 0); /* rows as they come */
     read_prompts();
-    if (argc > 1 && strcmp(argv[1], "accept") == 0) {
+    if (strcmp(what, "accept") == 0) {
         float t = argc > 2 ? (float)atof(argv[2]) : 1.0f;
         (void)printf("%-8s %4s %-9s %7s %7s %8s  accepted of verified, by position\n", "domain",
                      "temp", "rule", "windows", "length", "expected");
         for (uint32_t d = 0; d < N_DOMAINS; d++)
-            accept_of(d, t, argv + (argc > 3 ? 3 : argc), argc > 3 ? argc - 3 : 0);
+            accept_of(d, t, sets, n_sets);
         return 0;
     }
-    at += argc > 1 && strcmp(argv[1], "speed") == 0;
-    uint32_t repeats = argc > at ? (uint32_t)atoi(argv[at]) : 5;
-    float t = argc > at + 1 ? (float)atof(argv[at + 1]) : 0.0f;
-    if (repeats < 1 || repeats > MOST_REPEATS)
-        fail_msg("1 .. %d repeats", MOST_REPEATS);
-    at += 2;
-    speed(repeats, t, argv + (argc > at ? at : argc), argc > at ? argc - at : 0);
+    uint32_t n_waves = argc > 2 ? (uint32_t)atoi(argv[2]) : 9;
+    if (n_waves < FIXED_EVERY || n_waves > MOST_WAVES)
+        return usage();
+    if (strcmp(what, "tables") == 0) {
+        speed(n_waves, both, 2, sets, n_sets);
+    } else if (strcmp(what, "speed") == 0) {
+        float t = argc > 3 ? (float)atof(argv[3]) : 0.0f;
+        speed(n_waves, &t, 1, sets, n_sets);
+    } else {
+        return usage();
+    }
     return 0;
 }

@@ -1,8 +1,8 @@
 /*
  * Speculation policy: how long to draft and how much to verify. A HOST plugin fills draft tokens
- * itself (one-hot proposals); a MODEL plugin states a block length and the core calls exec.draft.
- * Length 0 is always legal. Output never depends on the answer: acceptance is the core's and
- * lossless.
+ * itself (one-hot proposals); a MODEL plugin states a block length and the core calls exec.draft;
+ * one that is both drafts for some sequences and lets the backend draft for others. Length 0 is
+ * always legal. Output never depends on the answer: acceptance is the core's and lossless.
  */
 #ifndef KEDGE_SPEC_H
 #define KEDGE_SPEC_H
@@ -11,9 +11,10 @@
 #include <kedge/host.h>
 
 #define KG_SPEC_MAJOR 1
-#define KG_SPEC_MINOR 1
+#define KG_SPEC_MINOR 2
 
-/* Capability bits. Exactly one of HOST and MODEL, or neither (spec-off). */
+/* Capability bits. HOST, MODEL, or neither (spec-off); since minor 2 both: draft() is asked first,
+ * then want() about the sequences it had nothing for. */
 #define KG_SPEC_CAP_HOST 1ull  /* draft() exists */
 #define KG_SPEC_CAP_MODEL 2ull /* needs a drafter in the backend */
 #define KG_SPEC_CAP_COST 4ull  /* decides better with a cost surface */
@@ -39,10 +40,11 @@ struct kg_spec_seq {
     uint32_t slot;           /* backend slot: the plugin's key for per-sequence state */
     uint32_t context;        /* committed tokens */
     uint32_t max_draft;      /* most drafts memory and max_tokens allow now */
-    uint32_t n_drafted;      /* choose: drafts that exist (0 when none were made) */
+    uint32_t n_drafted;      /* choose: drafts that exist (0 when none were made); want of a plugin
+                                that is HOST too: what its draft() made */
     uint32_t greedy;         /* 1: temperature 0 */
     uint32_t n_history;      /* tokens so far */
-    const uint32_t *history; /* [n_history], prompt and output; NULL for MODEL plugins */
+    const uint32_t *history; /* [n_history], prompt and output; NULL unless HOST */
     const float *survival;   /* choose: [n_drafted]; NULL when the drafter gives none */
 };
 
@@ -67,7 +69,7 @@ struct kg_spec_seen {
     uint32_t n_tokens;      /* emitted: accepted drafts and one more, cut by stop or length */
     uint32_t greedy;        /* 1: temperature 0 */
     uint32_t ended;         /* 1: the request gave up the slot; forget it, the rest is 0 */
-    uint32_t reserved;      /* 0 */
+    uint32_t accept;        /* enum kg_accept_rule of the request (since minor 2, before it 0) */
     const uint32_t *tokens; /* [n_tokens] */
 };
 
@@ -88,7 +90,7 @@ struct kg_spec_ops {
     void (*choose)(struct kg_spec *spec, const struct kg_spec_view *view, uint32_t *lengths);
     /* What became of the windows of a step and of requests that ended: seen[n], the core's.
      * step_ns: the step's time on the backend's clock, drafts included; 0 when it is not that of
-     * these windows. */
+     * these windows, and where decisions shall not depend on a clock (a surface from a file). */
     void (*observe)(struct kg_spec *spec, const struct kg_spec_seen *seen, uint32_t n,
                     uint64_t step_ns);
     /* Self-check, after each step of debug runs. KG_OK or KG_EINVAL with text. */
@@ -100,7 +102,8 @@ struct kg_spec_ops {
                  uint32_t stride, uint32_t *counts);
     /* Optional, KG_SPEC_CAP_MODEL (since minor 1): before the backend drafts, how many tokens for
      * each sequence: wants[i] <= max_draft, 0 for no draft. The core has set wants[i] to max_draft;
-     * that is also the answer without this op. */
+     * that is also the answer without this op. Of a sequence that draft() made drafts for it is 0
+     * and stays so. */
     void (*want)(struct kg_spec *spec, const struct kg_spec_view *view, uint32_t *wants);
 };
 

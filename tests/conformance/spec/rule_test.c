@@ -22,19 +22,20 @@ struct live {
     uint32_t tokens[BEGIN + LENGTH + MOST + 1], n; /* known; drafts behind them */
     uint64_t seed;
     float survival[MOST], q[MOST][V];
+    int drawn; /* the drafts are the drafter's */
 };
 
 struct batch {
     struct rig_part part;
     const struct kg_spec_ops *ops;
     struct kg_spec *spec;
-    int host;
+    int host, model;
     struct world w;
     struct live live[SEQS];
     struct kg_spec_seq seqs[SEQS];
     uint32_t at[SEQS], n; /* slots of the step */
     uint32_t lengths[SEQS];
-    uint64_t n_begun, n_done, n_rows, n_drafted, n_accepted, step;
+    uint64_t n_begun, n_done, n_rows, n_drafted, n_looked, n_accepted, step;
     uint32_t counts[CELLS];
     void *scratch;
 };
@@ -63,6 +64,7 @@ static void batch_open(struct batch *b, uint32_t rule)
     rig_part_open(&b->part, p, spec_options, 1);
     b->ops = p->ops;
     b->host = (p->caps & KG_SPEC_CAP_HOST) != 0;
+    b->model = (p->caps & KG_SPEC_CAP_MODEL) != 0;
     assert_int_equal(b->ops->open(&b->part.host, b->part.conf, SEQS, MOST, &b->spec, &err), KG_OK);
     b->w = (struct world){.salt = 31, .sampling = {.temperature = 0.9f, .accept = rule}};
     world_make(&b->w);
@@ -116,28 +118,30 @@ static void draft_one(struct batch *b, struct live *r, uint32_t n)
 
 static void draft(struct batch *b, const struct kg_spec_view *v)
 {
-    uint32_t tokens[SEQS * 64], counts[SEQS] = {0};
+    uint32_t tokens[SEQS * 64] = {0}, counts[SEQS] = {0};
 
-    for (uint32_t i = 0; i < b->n; i++)
-        counts[i] = b->host ? 0 : b->seqs[i].max_draft;
-    if (b->host) {
-        if (b->ops->draft(b->spec, v, tokens, 64, counts) < 0)
-            return;
-    } else if (KG_HAS(b->ops, struct kg_spec_ops, want)) {
-        b->ops->want(b->spec, v, counts);
-    }
+    if (b->host && b->ops->draft(b->spec, v, tokens, 64, counts) < 0)
+        memset(counts, 0, sizeof(counts));
     for (uint32_t i = 0; i < b->n; i++) {
         struct live *r = &b->live[b->at[i]];
         b->seqs[i].n_drafted = counts[i];
-        if (b->host) {
-            memcpy(r->tokens + r->n, tokens + (size_t)i * 64, counts[i] * sizeof(*tokens));
-        } else {
+        r->drawn = counts[i] == 0;
+        memcpy(r->tokens + r->n, tokens + (size_t)i * 64, counts[i] * sizeof(*tokens));
+        b->n_looked += counts[i];
+        counts[i] = counts[i] > 0 || !b->model ? 0 : b->seqs[i].max_draft;
+    }
+    if (KG_HAS(b->ops, struct kg_spec_ops, want))
+        b->ops->want(b->spec, v, counts);
+    for (uint32_t i = 0; i < b->n; i++) {
+        struct live *r = &b->live[b->at[i]];
+        if (r->drawn) {
             draft_one(b, r, counts[i]);
+            b->seqs[i].n_drafted = counts[i];
             b->seqs[i].survival = r->survival;
         }
-        for (uint32_t k = 0; k < counts[i]; k++) /* fake policies draft from a larger vocabulary */
+        for (uint32_t k = 0; k < b->seqs[i].n_drafted; k++) /* fakes have a larger vocabulary */
             r->tokens[r->n + k] %= V;
-        b->n_drafted += counts[i];
+        b->n_drafted += b->seqs[i].n_drafted;
     }
 }
 
@@ -160,7 +164,7 @@ static void verify(struct batch *b, uint32_t i, struct kg_spec_seen *seen, uint3
                           .left = BEGIN + LENGTH - r->n,
                           .force = KG_NONE,
                           .drafts = r->tokens + r->n,
-                          .q = b->host ? NULL : r->q[0],
+                          .q = r->drawn ? r->q[0] : NULL,
                           .sampling = &b->w.sampling,
                           .tokens = tokens};
     kg_accept_run(&a, b->scratch, &got);

@@ -45,7 +45,7 @@ static void sim_open(struct sim *m, uint64_t seed)
     rig_part_open(&m->part, p, spec_options, 1);
     m->ops = p->ops;
     uint64_t both = KG_SPEC_CAP_HOST | KG_SPEC_CAP_MODEL;
-    assert_true((p->caps & both) != both);
+    assert_true((p->caps & both) != both || p->needs_minor >= 2);
     assert_int_equal((p->caps & KG_SPEC_CAP_HOST) != 0, KG_HAS(m->ops, struct kg_spec_ops, draft));
     uint32_t block = p->caps & KG_SPEC_CAP_MODEL ? 4 : 0; /* the drafter's */
     assert_int_equal(m->ops->open(&m->part.host, m->part.conf, MAX_SEQS, block, &m->spec, &err),
@@ -100,13 +100,14 @@ static uint32_t fill(struct sim *m, struct kg_spec_seq *seqs, uint32_t cap)
 static void ask_wants(struct sim *m, const struct kg_spec_view *v, uint32_t *wants)
 {
     for (uint32_t i = 0; i < v->n_seqs; i++) {
-        wants[i] = v->seqs[i].max_draft;
+        wants[i] = v->seqs[i].n_drafted > 0 ? 0 : v->seqs[i].max_draft;
     }
     if (KG_HAS(m->ops, struct kg_spec_ops, want)) {
         m->ops->want(m->spec, v, wants);
     }
     for (uint32_t i = 0; i < v->n_seqs; i++) {
         assert_true(wants[i] <= v->seqs[i].max_draft);
+        assert_true(wants[i] == 0 || v->seqs[i].n_drafted == 0); /* one or the other drafts */
     }
 }
 
@@ -127,10 +128,14 @@ static void draft(struct sim *m, const struct kg_spec_view *v, struct kg_spec_se
             seqs[i].n_drafted = counts[i];
             m->n_steps_drafted += counts[i] > 0;
         }
-    } else if (m->part.plugin->caps & KG_SPEC_CAP_MODEL) {
+    }
+    if (m->part.plugin->caps & KG_SPEC_CAP_MODEL) {
         ask_wants(m, v, counts);
         for (uint32_t i = 0; i < v->n_seqs; i++) {
             float p = 1.0f;
+            if (seqs[i].n_drafted > 0) {
+                continue;
+            }
             seqs[i].n_drafted = counts[i] < 4 ? counts[i] : 4;
             for (uint32_t k = 0; k < seqs[i].n_drafted; k++) {
                 survival[i][k] = p *= (float)kg_rng_f64(&m->rng);

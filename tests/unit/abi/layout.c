@@ -379,7 +379,7 @@ AT(kg_spec_seen, n_accepted, 16);
 AT(kg_spec_seen, n_tokens, 20);
 AT(kg_spec_seen, greedy, 24);
 AT(kg_spec_seen, ended, 28);
-AT(kg_spec_seen, reserved, 32);
+AT(kg_spec_seen, accept, 32);
 AT(kg_spec_seen, tokens, 40);
 
 SIZE(kg_spec_ops, 80);
