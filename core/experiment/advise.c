@@ -481,8 +481,15 @@ static uint32_t n_changed(const struct kg_advise_point *p)
     return n;
 }
 
-/* Adds the best try that is not there yet; `single`: of those with one change only. */
-static void add_finalist(struct kg_advise_found *f, int single)
+/* Whether the point changes one dimension only, and not `but`. */
+static int is_single(const struct kg_advise_point *p, uint32_t but)
+{
+    return n_changed(p) == 1 && (but >= KG_ADVISE_DIMS || p->at[but] == 0);
+}
+
+/* Adds the best try that is not there yet; `single`: of those with one change, not in `but`.
+ * Returns its index, KG_NONE for none. */
+static uint32_t add_finalist(struct kg_advise_found *f, int single, uint32_t but)
 {
     uint32_t best = KG_NONE;
 
@@ -492,28 +499,43 @@ static void add_finalist(struct kg_advise_found *f, int single)
         for (uint32_t k = 0; k < f->n_finalists; k++) { /* equal gains: what differs was not met */
             is_in |= f->tries[f->finalists[k]].gain == t->gain;
         }
-        if (!is_in && t->gain > 0 && (!single || n_changed(&t->point) == 1) &&
+        if (!is_in && t->gain > 0 && (!single || is_single(&t->point, but)) &&
             (best == KG_NONE || t->gain > f->tries[best].gain)) {
             best = i;
         }
     }
-    if (best != KG_NONE && f->n_finalists < KG_ADVISE_FINALISTS) {
-        f->finalists[f->n_finalists++] = best;
+    if (best == KG_NONE || f->n_finalists == KG_ADVISE_FINALISTS) {
+        return KG_NONE;
     }
+    f->finalists[f->n_finalists++] = best;
+    return best;
+}
+
+/* The dimension a point with one change changes. */
+static uint32_t dim_of(const struct kg_advise_point *p)
+{
+    uint32_t dim = 0;
+
+    while (dim < KG_ADVISE_DIMS && p->at[dim] == 0) {
+        dim++;
+    }
+    return dim;
 }
 
 static void choose_finalists(struct kg_advise_found *f)
 {
+    uint32_t single = f->best;
+
     if (f->best != 0) {
         f->finalists[f->n_finalists++] = f->best;
     }
-    add_finalist(f, 1);
-    while (f->n_finalists < KG_ADVISE_FINALISTS) {
-        uint32_t before = f->n_finalists;
-        add_finalist(f, 0);
-        if (f->n_finalists == before) {
-            break;
-        }
+    if (n_changed(&f->tries[f->best].point) != 1) {
+        single = add_finalist(f, 1, KG_ADVISE_DIMS);
+    }
+    if (single != KG_NONE && single != 0) { /* another dimension: it may fare otherwise */
+        (void)add_finalist(f, 1, dim_of(&f->tries[single].point));
+    }
+    while (f->n_finalists < KG_ADVISE_FINALISTS && add_finalist(f, 0, 0) != KG_NONE) {
     }
 }
 

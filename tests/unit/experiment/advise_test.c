@@ -255,6 +255,8 @@ static void the_search_ends_at_the_planted_settings_of_all_dimensions(void **sta
     assert_int_equal(f->n_finalists, 3);
     /* The second one is the best single change: it cost one of the dimensions to find. */
     assert_string_equal(label_of(&s, &f->tries[f->finalists[1]].point, text), "checkpoint branch");
+    /* And one with more than one change: no other dimension was tried alone. */
+    assert_true(f->tries[f->finalists[2]].gain >= 0.15 - 1e-9);
     for (uint32_t i = 0; i < f->n; i++) {
         for (uint32_t k = 0; k < i; k++) {
             assert_true(memcmp(&f->tries[i].point, &f->tries[k].point, sizeof(f->tries[i].point)) !=
