@@ -123,6 +123,9 @@ struct kg_model {
 
 /* Memory through the host, or libc without one. 64-byte aligned at least. */
 void *kg_model_alloc(const struct kg_host *host, uint64_t bytes);
+/* The same for what is written once and then read from end to end in each pass: in huge pages where
+ * the system has them, so that a read does not stop for an address every 4 KiB. */
+void *kg_model_alloc_weights(const struct kg_host *host, uint64_t bytes);
 void kg_model_free(const struct kg_host *host, void *p, uint64_t bytes);
 
 /* Packs every weight of the checkpoint: layers, lm_head, norm, out_mix, sizes.weight_bytes. */

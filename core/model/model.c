@@ -2,16 +2,37 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
-void *kg_model_alloc(const struct kg_host *host, uint64_t bytes)
+#define HUGE_PAGE ((size_t)2 << 20)
+
+static void *alloc_aligned(const struct kg_host *host, uint64_t bytes, size_t align)
 {
     void *p = NULL;
 
-    if (bytes == 0 || bytes > SIZE_MAX - KG_MODEL_ALIGN)
+    if (bytes == 0 || bytes > SIZE_MAX - align)
         return NULL;
     if (host != NULL)
-        return host->alloc(host->ctx, (size_t)bytes, KG_MODEL_ALIGN);
-    return posix_memalign(&p, KG_MODEL_ALIGN, (size_t)bytes) == 0 ? p : NULL;
+        return host->alloc(host->ctx, (size_t)bytes, align);
+    return posix_memalign(&p, align, (size_t)bytes) == 0 ? p : NULL;
+}
+
+void *kg_model_alloc(const struct kg_host *host, uint64_t bytes)
+{
+    return alloc_aligned(host, bytes, KG_MODEL_ALIGN);
+}
+
+void *kg_model_alloc_weights(const struct kg_host *host, uint64_t bytes)
+{
+    void *p;
+
+    if (bytes < 2 * HUGE_PAGE)
+        return kg_model_alloc(host, bytes);
+    p = alloc_aligned(host, bytes, HUGE_PAGE);
+    /* A wish: without it the same bytes are read, only slower. */
+    if (p != NULL)
+        (void)madvise(p, (size_t)(bytes / HUGE_PAGE * HUGE_PAGE), MADV_HUGEPAGE);
+    return p;
 }
 
 void kg_model_free(const struct kg_host *host, void *p, uint64_t bytes)

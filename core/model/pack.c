@@ -301,7 +301,7 @@ int kg_model_pack(struct kg_model *m, const struct kg_ckpt *ckpt, struct kg_erro
     if (p.rc < 0)
         return kg_fail(err, p.rc, "the weights of the checkpoint do not fit 64-bit sizes");
     m->sizes.weight_bytes = p.at;
-    m->weight_mem = kg_model_alloc(m->host, p.at);
+    m->weight_mem = kg_model_alloc_weights(m->host, p.at);
     if (m->weight_mem == NULL)
         return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes of weights",
                        (unsigned long long)p.at);

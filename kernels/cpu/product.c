@@ -1,8 +1,10 @@
 /*
- * Products. A task computes a run of output blocks for all rows. K is cut into chunks so that the
- * packed activations of 64 rows stay in the second cache level; between chunks the accumulators
- * rest in y, so the order of additions is that of one unbroken walk. A tile is up to 8 rows x 2
- * blocks of 16 outputs (or 1 or 2 rows x 4 blocks), one register per row and block.
+ * Products. A task computes a run of output blocks for all rows. A tile is up to 8 rows x 2 blocks
+ * of 16 outputs (or up to 4 rows x 4 blocks), one register per row and block; activations are read
+ * where they lie, one value of each row at a time, and only rounded ones from a copy. K is cut into
+ * chunks so that the weights of a tile stay in the first cache level while the rows pass by;
+ * between chunks the accumulators rest in y, so the order of additions is that of one unbroken
+ * walk.
  */
 #include "cpu.h"
 
@@ -16,20 +18,23 @@
 #define TILE_ROWS 4
 #define TILE_BLOCKS(rows) ((rows) <= 1 ? 4u : (rows) <= 2 ? 2u : 1u)
 #endif
-#define PANEL_ROWS 64          /* rows packed at once */
+#define PANEL_ROWS 64          /* rows that pass by a chunk of weights */
 #define CHUNK 512              /* k per chunk; a multiple of 32 */
-#define LONG_CHUNK (4 * CHUNK) /* for up to 4 rows: weights then stream in longer runs */
-#define PACK_FLOATS (PANEL_ROWS * CHUNK)
+#define LONG_CHUNK (4 * CHUNK) /* for the rows of one tile: weights then stream in longer runs */
+#define PAD 16                 /* floats between copied rows: not a power of two apart */
+#define COPY_FLOATS (PANEL_ROWS * (CHUNK + PAD)) /* of either kind of chunk */
 
 /* What a tile does with a chunk. */
 struct tile {
-    const void *w;       /* chunk of the first block */
-    size_t block_stride; /* bytes to the same chunk of the next block */
-    const float *x;      /* packed activations [k][rows] (or [k/2][rows] pairs) */
-    float *const *y;     /* [rows] outputs of the first block */
-    uint32_t k;          /* inputs in this chunk */
-    uint32_t last;       /* outputs of the last block, 1..16 */
-    int first;           /* start from zero instead of y */
+    const void *w;         /* chunk of the first block */
+    size_t block_stride;   /* bytes to the same chunk of the next block */
+    size_t bytes;          /* of a block in this chunk */
+    size_t jump;           /* from the end of a block's chunk to that of the tile's next blocks */
+    const float *const *x; /* [rows] activations: [k] fp32, or [k/2] pairs of bf16 */
+    float *const *y;       /* [rows] outputs of the first block */
+    uint32_t k;            /* inputs in this chunk */
+    uint32_t last;         /* outputs of the last block, 1..16 */
+    int first;             /* start from zero instead of y */
 };
 
 INLINE void tile_begin(const struct tile *t, vf *acc, int rows, int blocks)
@@ -47,28 +52,57 @@ INLINE void tile_end(const struct tile *t, const vf *acc, int rows, int blocks)
             v_storen(t->y[r] + b * LANES, acc[r * blocks + b], b + 1 < blocks ? 16 : t->last);
 }
 
-INLINE void tile_step(vf *acc, const float *x, const vf *w, int rows, int blocks)
+INLINE void tile_step(vf *acc, const float *const *x, uint32_t k, const vf *w, int rows, int blocks)
 {
     for (int r = 0; r < rows; r++) {
-        vf v = v_set1(x[r]);
+        vf v = v_set1(x[r][k]);
 
         for (int b = 0; b < blocks; b++)
             acc[r * blocks + b] = v_fma(v, w[b], acc[r * blocks + b]);
     }
 }
 
+INLINE void tile_rows(const struct tile *t, const float **x, int rows)
+{
+    for (int r = 0; r < rows; r++)
+        x[r] = t->x[r];
+}
+
+/*
+ * A tile that computes longer than it reads asks for its weights in time, so that it does not wait
+ * for the first lines of each block: behind the end of a block's chunk those that this stream reads
+ * next. One or two rows read as fast as memory gives; asking only gets in the way of that.
+ */
+#define AHEAD_BYTES 1024
+#define AHEAD_ROWS 3
+
+INLINE void tile_ahead(const struct tile *t, size_t at, int rows, int blocks)
+{
+    const char *w = (const char *)t->w + at + AHEAD_BYTES;
+
+    if (rows < AHEAD_ROWS)
+        return;
+    if (at + AHEAD_BYTES >= t->bytes)
+        w += t->jump;
+    for (int b = 0; b < blocks; b++)
+        _mm_prefetch(w + b * t->block_stride, _MM_HINT_T0);
+}
+
 INLINE void tile_f32(const struct tile *t, int rows, int blocks)
 {
+    const float *x[TILE_ROWS];
     vf acc[TILE_ROWS * 2];
 
+    tile_rows(t, x, rows);
     tile_begin(t, acc, rows, blocks);
     for (uint32_t k = 0; k < t->k; k++) {
         vf w[4];
 
+        tile_ahead(t, (size_t)k * 64, rows, blocks);
         for (int b = 0; b < blocks; b++)
             w[b] = v_load((const float *)((const char *)t->w + b * t->block_stride) +
                           (size_t)k * LANES);
-        tile_step(acc, t->x + (size_t)k * rows, w, rows, blocks);
+        tile_step(acc, x, k, w, rows, blocks);
     }
     tile_end(t, acc, rows, blocks);
 }
@@ -87,18 +121,19 @@ INLINE void widen(const struct tile *t, uint32_t k, int blocks, int odd, vf *w)
 /* Widened weights; with `pairs` the odd input of a pair comes first and an absent one is zero. */
 INLINE void tile_bf16(const struct tile *t, int rows, int blocks, int pairs)
 {
+    const float *x[TILE_ROWS];
     vf acc[TILE_ROWS * 2], w[4];
 
+    tile_rows(t, x, rows);
     tile_begin(t, acc, rows, blocks);
     for (uint32_t k = 0; k < t->k; k += 2) {
-        const float *x = t->x + (size_t)k * rows;
-
+        tile_ahead(t, (size_t)k * 32, rows, blocks);
         widen(t, k, blocks, pairs, w);
-        tile_step(acc, pairs ? x + rows : x, w, rows, blocks);
+        tile_step(acc, x, pairs ? k + 1 : k, w, rows, blocks);
         if (!pairs && k + 1 == t->k)
             break;
         widen(t, k, blocks, !pairs, w);
-        tile_step(acc, pairs ? x : x + rows, w, rows, blocks);
+        tile_step(acc, x, pairs ? k : k + 1, w, rows, blocks);
     }
     tile_end(t, acc, rows, blocks);
 }
@@ -106,17 +141,19 @@ INLINE void tile_bf16(const struct tile *t, int rows, int blocks, int pairs)
 #if defined(__AVX512BF16__)
 INLINE void tile_pairs(const struct tile *t, int rows, int blocks)
 {
+    const float *x[TILE_ROWS]; /* each value holds two bf16 */
     vf acc[TILE_ROWS * 2];
-    const float *x = t->x; /* each holds two bf16 */
 
+    tile_rows(t, x, rows);
     tile_begin(t, acc, rows, blocks);
-    for (uint32_t k = 0; k < t->k; k += 2, x += rows) {
+    for (uint32_t k = 0; k < t->k; k += 2) {
         __m512bh w[4];
 
+        tile_ahead(t, (size_t)k * 32, rows, blocks);
         for (int b = 0; b < blocks; b++)
             w[b] = (__m512bh)vi_load((const char *)t->w + b * t->block_stride + (size_t)k * 32);
         for (int r = 0; r < rows; r++) {
-            __m512bh v = (__m512bh)v_bits(v_set1(x[r]));
+            __m512bh v = (__m512bh)v_bits(v_set1(x[r][k / 2]));
 
             for (int b = 0; b < blocks; b++)
                 acc[r * blocks + b] = _mm512_dpbf16_ps(acc[r * blocks + b], v, w[b]);
@@ -204,45 +241,24 @@ static float *job_y(const struct product_job *job, uint32_t row)
     return job->y + (size_t)(job->y_row == NULL ? row : job->y_row[row]) * job->y_stride;
 }
 
-/* Packs inputs k0 .. k0+k-1 of `rows` rows for one tile: [k][rows] fp32. */
-static void pack_f32(const struct product_job *job, uint32_t row, uint32_t rows, uint32_t k0,
-                     uint32_t k, float *to)
+/*
+ * Rounds inputs k0 .. k0+k-1 of a row to bf16, zeros behind the last up to a multiple of 32: as
+ * pairs where the tiles take those, else widened again.
+ */
+static void round_row(const struct product_job *job, uint32_t row, uint32_t k0, uint32_t k,
+                      float *to)
 {
-    if (rows == 1) {
-        memcpy(to, job_x(job, row) + k0, k * sizeof(float));
-        return;
-    }
-    for (uint32_t r = 0; r < rows; r++) {
-        const float *x = job_x(job, row + r) + k0;
+    const float *x = job_x(job, row) + k0;
 
-        for (uint32_t i = 0; i < k; i++)
-            to[(size_t)i * rows + r] = x[i];
-    }
-}
+    for (uint32_t i = 0; i < k; i += LANES) {
+        uint32_t n = k - i < LANES ? k - i : LANES;
+        vi bits = v_round_bf16(n == LANES ? v_load(x + i) : v_loadn(x + i, n));
 
-/* The same rounded to bf16, an absent last input zero: fp32 [k][rows], or pairs [k/2][rows]. */
-static void pack_rounded(const struct product_job *job, uint32_t row, uint32_t rows, uint32_t k0,
-                         uint32_t k, float *to)
-{
-    for (uint32_t r = 0; r < rows; r++) {
-        const float *x = job_x(job, row + r) + k0;
-
-        for (uint32_t i = 0; i < k; i += LANES) {
-            uint32_t n = k - i < LANES ? k - i : LANES;
-            uint32_t bits[LANES];
-
-            vi_store(bits, v_round_bf16(v_loadn(x + i, n)));
-            for (uint32_t j = 0; j < n; j += 2) {
 #if defined(__AVX512BF16__)
-                uint32_t pair = bits[j] | bits[j + 1] << 16;
-
-                memcpy(&to[(size_t)(i + j) / 2 * rows + r], &pair, sizeof(pair));
+        vi_store_u16((uint16_t *)to + i, bits);
 #else
-                to[(size_t)(i + j) * rows + r] = bf16_widen((uint16_t)bits[j]);
-                to[(size_t)(i + j + 1) * rows + r] = bf16_widen((uint16_t)bits[j + 1]);
+        v_store(to + i, v_from_bits(vi_shl(bits, 16)));
 #endif
-            }
-        }
     }
 }
 
@@ -327,27 +343,29 @@ static const void *chunk_at(const struct kg_weight *w, uint32_t block, uint32_t 
 /* One chunk of K: what all tiles of a panel share. */
 struct chunk {
     const struct product_job *job;
-    const float *packed;
+    const float *x[PANEL_ROWS];
     uint32_t row0, rows;
     uint32_t k0, k;
     int pairs;
 };
 
+/* Rows in tiles of nearly equal height: a tile of one row waits for its own additions. */
 static void run_tiles(const struct chunk *c, struct tile *t, uint32_t b, uint32_t blocks)
 {
     uint32_t last = c->job->w->out - (b + blocks - 1) * LANES;
+    uint32_t left = (c->rows + TILE_ROWS - 1) / TILE_ROWS;
 
     t->k = c->k;
     t->first = c->k0 == 0;
     t->last = last > LANES ? LANES : last;
-    for (uint32_t r = 0; r < c->rows; r += TILE_ROWS) {
-        uint32_t n = c->rows - r < TILE_ROWS ? c->rows - r : TILE_ROWS;
+    for (uint32_t r = 0, n; r < c->rows; r += n, left--) {
         float *y[TILE_ROWS];
 
+        n = (c->rows - r + left - 1) / left;
         for (uint32_t i = 0; i < n; i++)
             y[i] = job_y(c->job, c->row0 + r + i) + (size_t)b * LANES;
         t->y = y;
-        t->x = c->packed + (size_t)r * CHUNK;
+        t->x = c->x + r;
         if (c->job->w->type == KG_W_F32)
             run_f32(t, n, blocks);
         else if (c->pairs)
@@ -370,10 +388,14 @@ static void run_chunk(const struct chunk *c, uint32_t b0, uint32_t b1)
         if (w->type == KG_W_MXFP4) {
             t.w = panel;
             t.block_stride = CHUNK * LANES * sizeof(uint16_t);
+            t.bytes = SIZE_MAX;
+            t.jump = 0;
             for (uint32_t i = 0; i < blocks; i++)
                 decode_mxfp4(w, b + i, c->k0, c->k, panel + (size_t)i * CHUNK * LANES);
         } else {
             t.w = chunk_at(w, b, c->k0, &t.block_stride);
+            t.bytes = (size_t)c->k * (w->type == KG_W_F32 ? 64 : 32);
+            t.jump = blocks * t.block_stride - t.bytes;
         }
         run_tiles(c, &t, b, blocks);
     }
@@ -382,23 +404,21 @@ static void run_chunk(const struct chunk *c, uint32_t b0, uint32_t b1)
 void ISA(product_blocks)(const struct product_job *job, uint32_t b0, uint32_t b1, int fast)
 {
     const struct kg_weight *w = job->w;
-    _Alignas(64) float packed[PACK_FLOATS];
-    struct chunk c = {.job = job, .packed = packed, .pairs = fast && w->type != KG_W_F32};
+    _Alignas(64) float copy[COPY_FLOATS];
+    struct chunk c = {.job = job, .pairs = fast && w->type != KG_W_F32};
 
     for (c.row0 = 0; c.row0 < job->rows; c.row0 += PANEL_ROWS) {
         c.rows = job->rows - c.row0 < PANEL_ROWS ? job->rows - c.row0 : PANEL_ROWS;
-        uint32_t most = c.rows <= 4 && w->type != KG_W_MXFP4 ? LONG_CHUNK : CHUNK;
+        uint32_t most = c.rows <= TILE_ROWS && w->type != KG_W_MXFP4 ? LONG_CHUNK : CHUNK;
 
         for (c.k0 = 0; c.k0 < w->in; c.k0 += most) {
             c.k = w->in - c.k0 < most ? w->in - c.k0 : most;
-            for (uint32_t r = 0; r < c.rows; r += TILE_ROWS) {
-                uint32_t n = c.rows - r < TILE_ROWS ? c.rows - r : TILE_ROWS;
-                float *to = packed + (size_t)r * CHUNK;
+            for (uint32_t r = 0; r < c.rows; r++) {
+                float *to = copy + (size_t)r * (most + PAD);
 
                 if (c.pairs)
-                    pack_rounded(job, c.row0 + r, n, c.k0, c.k, to);
-                else
-                    pack_f32(job, c.row0 + r, n, c.k0, c.k, to);
+                    round_row(job, c.row0 + r, c.k0, c.k, to);
+                c.x[r] = c.pairs ? to : job_x(job, c.row0 + r) + c.k0;
             }
             run_chunk(&c, b0, b1);
         }
