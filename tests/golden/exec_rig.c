@@ -83,7 +83,7 @@ int xrig_try_open(struct xrig *x, const struct xrig_options *o, const char *mode
     (void)snprintf(draft, sizeof(draft), "%s/%s", TEST_ROOT, o->draft != NULL ? o->draft : "");
     args.draft_path = o->draft != NULL ? draft : NULL;
     memset(x, 0, sizeof(*x));
-    x->so = dlopen(EXEC_CPU, RTLD_NOW | RTLD_LOCAL);
+    x->so = dlopen(o->plugin != NULL ? o->plugin : EXEC_CPU, RTLD_NOW | RTLD_LOCAL);
     if (x->so == NULL)
         fail_msg("%s", dlerror());
     *(void **)&entry = dlsym(x->so, KG_PLUGIN_SYMBOL);
@@ -145,7 +145,7 @@ void xrig_open(struct xrig *x, const struct xrig_options *o)
     char path[512];
     struct kg_error err = {0};
 
-    (void)snprintf(path, sizeof(path), "%s/%s", TEST_ROOT, o->model);
+    (void)snprintf(path, sizeof(path), "%s/%s", o->model[0] == '/' ? "" : TEST_ROOT, o->model);
     if (xrig_try_open(x, o, path, &err) < 0)
         fail_msg("open: %s", err.text);
     x->ops->describe(x->exec, &x->desc);

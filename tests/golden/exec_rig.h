@@ -13,7 +13,8 @@
 #define XRIG_STATES 192
 
 struct xrig_options {
-    const char *model;           /* below TEST_ROOT, "models/k3-tiny" */
+    const char *plugin;          /* NULL: the plugin of this build */
+    const char *model;           /* below TEST_ROOT, "models/k3-tiny"; or from the root, "/..." */
     uint32_t math, threads, isa; /* of the plugin */
     uint32_t page_tokens;
     uint32_t parts_per_slot; /* 0: a state is one entry */
