@@ -100,6 +100,11 @@ int kg_stack_ranks_open(struct kg_stack *s, struct kg_exec_open *args, struct kg
     return rc == KG_OK ? rc : kg_stack_ranks_meet(s, &mine, err);
 }
 
+static int well(void *ctx, struct kg_error *err)
+{
+    return kg_ranks_well(ctx, err);
+}
+
 int kg_stack_ranks_meet(struct kg_stack *s, const struct kg_error *mine, struct kg_error *err)
 {
     struct kg_stack_ranks *g = s->group;
@@ -119,6 +124,10 @@ int kg_stack_ranks_meet(struct kg_stack *s, const struct kg_error *mine, struct 
     if (rc == KG_OK)
         rc = kg_lead_open(g->ranks, s->parts.exec_ops, s->parts.exec, g->args.max_seqs,
                           &s->parts.exec_ops, &s->parts.exec, err);
+    if (rc == KG_OK) {
+        s->parts.well = well;
+        s->parts.well_ctx = g->ranks;
+    }
     return rc;
 }
 

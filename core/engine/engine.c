@@ -366,6 +366,10 @@ static int run_step(struct kg_engine *e)
     }
     changed += kg_req_timeouts(e, e->parts.exec_ops->now(e->parts.exec));
     if (e->n_live == 0) {
+        if (e->parts.well != NULL && e->parts.well(e->parts.well_ctx, &why) != KG_OK) {
+            kg_engine_lose(e, &why);
+            return 1;
+        }
         changed = changed == 0 ? idle(e) : changed;
         if (e->conf.debug && changed > 0) {
             check_all(e);
@@ -450,7 +454,7 @@ static void rest(struct kg_engine *e)
     size_t bytes;
 
     if (e->checked == e->stats.steps || e->conf.debug) {
-        kg_ring_wait(e->inbox, -1);
+        kg_ring_wait(e->inbox, e->parts.well != NULL ? REST_MS : -1);
         return;
     }
     kg_ring_wait(e->inbox, REST_MS);

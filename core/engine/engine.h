@@ -159,6 +159,10 @@ struct kg_engine_parts {
     const struct kg_tier_ops *tier_ops;
     const struct kg_host *tier_host;
     const void *tier_conf;
+    /* Whether the backend is still there, asked once a second while nothing runs; any thread, never
+     * blocks. Not KG_OK: it is lost, *err says how. NULL: it cannot be lost unnoticed. */
+    int (*well)(void *ctx, struct kg_error *err);
+    void *well_ctx;
 };
 
 /* Other plugins for a running engine, opened by whoever swaps them in; NULL: the kind stays. */

@@ -405,6 +405,11 @@ bool kg_stats_healthy(struct kg_serve *s, struct kg_api_error *err)
         return false;
     }
     kg_engine_stats(s->parts.engine, &st);
+    if (st.lost) {
+        (void)kg_api_fail(err, 503, "backend_lost", "",
+                          "the backend is lost; start the server again");
+        return false;
+    }
     /* Paused sequences cannot advance; without others there is nothing to wait for. */
     if (s->n_live <= s->n_paused)
         return true;

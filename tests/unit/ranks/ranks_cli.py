@@ -86,6 +86,13 @@ class Server:
         except urllib.error.HTTPError as e:
             return e.code, json.load(e)
 
+    def health(self):
+        try:
+            with urllib.request.urlopen("http://127.0.0.1:%d/health" % self.port, timeout=60) as a:
+                return a.status, json.load(a)
+        except urllib.error.HTTPError as e:
+            return e.code, json.load(e)
+
     def end(self):
         self.p.send_signal(signal.SIGTERM)
         return self.p.wait(60)
@@ -124,6 +131,23 @@ def a_killed_rank_is_named_and_nothing_hangs():
         s.end()
         assert re.search(r"rank \d \(process %d\) was killed by signal 9" % pids[which], s.text()), s.text()
         assert gone(pids)
+
+
+@case
+def a_server_that_nobody_asks_notices_too():
+    for n in (0, 1):  # before the first request, and after one
+        s = Server(2)
+        if n:
+            assert s.complete()[0] == 200
+        assert s.health()[0] == 200
+        os.kill(s.ranks()[0], signal.SIGKILL)
+        end = time.monotonic() + 30
+        status, a = 200, None
+        while status == 200 and time.monotonic() < end:
+            status, a = s.health()
+        assert status == 503 and a["error"]["code"] == "backend_lost", (status, a)
+        assert s.complete()[0] >= 500
+        s.end()
 
 
 @case
