@@ -69,6 +69,9 @@ KG_CHECKED int kg_check_trace_read(const char *path, const struct kg_trace_conf 
                                    uint32_t page, uint32_t interval, struct kg_check_trace *trace,
                                    struct kg_error *err);
 void kg_check_trace_fini(struct kg_check_trace *trace);
+/* check_parallel.c, of the binary. Warns of what a layout over ranks and machines silently costs.
+ */
+void kg_check_parallel_warn(struct kg_check *check);
 
 /* check_size.c */
 void kg_check_trace_warn(struct kg_check *check);

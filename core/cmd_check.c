@@ -82,6 +82,8 @@ static int report(struct kg_config *config, int json, const struct wish *wish)
     if (rc == KG_OK && missing.rc != KG_OK)
         (void)kg_buf_printf(&check.warnings, "no vocabulary, kedge serve will refuse: %s\n",
                             missing.text);
+    if (rc == KG_OK)
+        kg_check_parallel_warn(&check);
     if (rc == KG_OK && wish->trace != NULL)
         rc = look_at_trace(&check, wish, &err);
     if (rc == KG_OK && wish->cost != NULL)

@@ -27,8 +27,8 @@ struct kg_conf {
     const char *plugin_dir; /* "" for the default */
     const char *plugins[KG_PLUGIN_KINDS]; /* words of [plugins] */
     struct kg_engine_conf engine;
-    const char *cost;                /* "off", "measured" or a file */
-    struct kg_cost_table cost_table; /* of the file; engine.cost_table points here */
+    const char *cost;                 /* "off", "measured" or a file */
+    struct kg_cost_table cost_table;  /* of the file; engine.cost_table points here */
     uint32_t tp, ep, rank_timeout_ms; /* tp <= KG_MAX_RANKS */
     uint64_t symm_bytes;
     uint32_t nodes, fabric, allow_slow_fabric;
@@ -41,6 +41,12 @@ struct kg_conf {
     /* [arms.n] what holds for an arm in the engine, but for its speculation */
     struct kg_engine_arm arm_rules[KG_MAX_ARMS];
 };
+
+/* Whether what connects the machines is too slow for a step's exchanges: Ethernet, or not named. */
+static inline int kg_conf_slow_fabric(const struct kg_conf *c)
+{
+    return c->fabric == 0 || c->fabric == 3; /* none, tcp: the order of [cluster] fabric */
+}
 
 /* One section of core options. A list ends with a row whose name is NULL. */
 struct kg_section {

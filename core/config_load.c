@@ -231,6 +231,25 @@ static void check_ranks(struct kg_config *c)
                         tp);
 }
 
+/* Several machines: only with a fabric that carries a step's exchanges, and only simulated. */
+static void check_machines(struct kg_config *c)
+{
+    const struct kg_conf *v = &c->conf;
+    const struct kg_plugin *exec = c->choices[KG_KIND_EXEC].ref.plugin;
+    const char *where = where_of(c, "cluster", "nodes");
+
+    if (kg_conf_slow_fabric(v) && !v->allow_slow_fabric)
+        kg_config_blame(c, where,
+                        "[cluster] nodes = %u, fabric = %s: ranks exchange rows twice a layer, and "
+                        "without RDMA or NVLink between the machines each exchange takes tens of "
+                        "microseconds. Run a server on each machine behind a router; or name the "
+                        "fabric; or see what it costs with allow_slow_fabric = yes",
+                        v->nodes, v->fabric == 0 ? "none" : "tcp");
+    else if ((exec->caps & KG_EXEC_CAP_NO_BYTES) == 0)
+        kg_config_blame(c, where, "[cluster] nodes = %u: more than one machine is not built yet",
+                        v->nodes);
+}
+
 /* Refuses what would change what is computed or who may ask, but does not exist yet. */
 static void refuse_unbuilt(struct kg_config *c)
 {
@@ -242,8 +261,7 @@ static void refuse_unbuilt(struct kg_config *c)
         kg_config_blame(c, where_of(c, "parallel", "ep"),
                         "[parallel] ep = %u: more than one rank is not built yet", v->ep);
     if (v->nodes != 1)
-        kg_config_blame(c, where_of(c, "cluster", "nodes"),
-                        "[cluster] nodes = %u: more than one machine is not built yet", v->nodes);
+        check_machines(c);
 }
 
 /* Warns of what would only make things faster, but does not exist yet. */
@@ -260,7 +278,7 @@ static void warn_unbuilt(struct kg_config *c)
             c, where_of(c, "prefix", "enabled"),
             "[prefix] enabled = no: every request is computed from its first token, also "
             "a chat's next turn");
-    if (v->fabric != 0 || v->allow_slow_fabric)
+    if (v->nodes == 1 && (v->fabric != 0 || v->allow_slow_fabric))
         kg_config_warn(c, where_of(c, "cluster", v->fabric != 0 ? "fabric" : "allow_slow_fabric"),
                        "[cluster]: no effect on a single machine");
 }

@@ -217,7 +217,7 @@ const struct kg_section kg_conf_sections[] = {
     {"arms", arms_rows, 0,
      "How a server splits its requests among its [arm NAME] sections, see arms.md."},
     {"parallel", parallel_rows, 0, "Processes per model, on one machine."},
-    {"cluster", cluster_rows, 0, "Machines. Not built yet beyond 1."},
+    {"cluster", cluster_rows, 0, "Machines. More than one is simulated only."},
     {"lua", lua_rows, 0, "Policy in Lua: who is let in, in what order, with what caps."},
     {"log", log_rows, 0, "Lines on stderr."},
     {0},

@@ -210,6 +210,12 @@ static void a_long_path_hides_no_line_number(void **state)
     kg_config_destroy(c);
 }
 
+#define NO_FABRIC(name)                                                                           \
+    "t:2: [cluster] nodes = 2, fabric = " name                                                    \
+    ": ranks exchange rows twice a layer, and without RDMA or NVLink between the machines each "  \
+    "exchange takes tens of microseconds. Run a server on each machine behind a router; or name " \
+    "the fabric; or see what it costs with allow_slow_fabric = yes\n"
+
 static void what_is_not_built_is_refused_or_warned_of(void **state)
 {
     static const char text[] = "[prefix]\nenabled = no\ninterval = 512\n";
@@ -220,8 +226,14 @@ static void what_is_not_built_is_refused_or_warned_of(void **state)
          "t:2: [parallel] tp = 2: exec-cpu works in one rank only\n"
          "t:2: [parallel] tp = 2: [plugins] comm = self serves one rank; try symmem\n"
          "t:3: [parallel] ep = 3: more than one rank is not built yet\n");
-    says("[cluster]\nnodes = 2\n",
+    says("[cluster]\nnodes = 2\nfabric = rdma\n",
          "t:2: [cluster] nodes = 2: more than one machine is not built yet\n");
+    says("[cluster]\nnodes = 2\nfabric = tcp\nallow_slow_fabric = yes\n",
+         "t:2: [cluster] nodes = 2: more than one machine is not built yet\n");
+    for (uint32_t i = 0; i < 2; i++) {
+        says(i == 0 ? "[cluster]\nnodes = 2\n" : "[cluster]\nnodes = 2\nfabric = tcp\n",
+             i == 0 ? NO_FABRIC("none") : NO_FABRIC("tcp"));
+    }
     assert_int_equal(kg_config_read_text(c, "t", text, sizeof(text) - 1), KG_OK);
     assert_int_equal(kg_config_finish(c), KG_OK);
     assert_string_equal(kg_config_warnings(c),

@@ -157,7 +157,8 @@ static void refuse_acceptance(const char *text, const char *words)
 static void broken_profiles_are_refused_with_their_line(void **state)
 {
     (void)state;
-    refuse_acceptance("", "no domain");
+    refuse_acceptance("", "wanted \"kedge-acceptance 1\"");
+    refuse_acceptance("kedge-acceptance 1\n", "no domain");
     refuse_acceptance("domain a\n", ":1: wanted");
     refuse_acceptance("kedge-acceptance 1\nsurvive 0.5\n", ":2: survive: before");
     refuse_acceptance("kedge-acceptance 1\ndomain a\nsurvive 0.5 0.6\n", ":3: survive: 0.6");
