@@ -139,7 +139,8 @@ static void put_finals(struct kg_buf *b, const struct kg_advise_report *r)
 
 static void put_recommended(struct kg_buf *b, const struct kg_advise_report *r)
 {
-    struct kg_buf ini;
+    struct kg_buf ini, why;
+    uint32_t n = 0;
 
     if (r->recommended == KG_NONE) {
         (void)kg_buf_puts(b, ",\"recommended\":null");
@@ -155,9 +156,19 @@ static void put_recommended(struct kg_buf *b, const struct kg_advise_report *r)
     (void)kg_buf_putc(b, ',');
     put_str(b, "ini", kg_buf_cstr(&ini));
     put_gain(b, "gain", &f->gain);
-    (void)kg_buf_putc(b, ',');
+    kg_buf_init(&why, 0);
+    (void)kg_advise_reason(r, &why);
+    (void)kg_buf_puts(b, ",\"why\":[");
+    for (const char *s = kg_buf_cstr(&why); *s != '\0'; n++) {
+        size_t len = strcspn(s, "\n");
+        (void)kg_buf_puts(b, n > 0 ? "," : "");
+        (void)kg_buf_json_str(b, s + strlen("  - "), len - strlen("  - "));
+        s += len + (s[len] == '\n');
+    }
+    (void)kg_buf_puts(b, "],");
     put_str(b, "check", r->check);
     (void)kg_buf_putc(b, '}');
+    kg_buf_fini(&why);
     kg_buf_fini(&ini);
 }
 

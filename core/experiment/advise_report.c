@@ -336,9 +336,14 @@ static void put_reason_bytes(const struct kg_advise_report *r, const struct kg_a
     }
 }
 
-static void put_reason(const struct kg_advise_report *r, const struct kg_advise_figures *a,
-                       const struct kg_advise_figures *c, struct kg_buf *b)
+int kg_advise_reason(const struct kg_advise_report *r, struct kg_buf *b)
 {
+    const struct kg_advise_figures *a = &r->base;
+
+    if (r->recommended == KG_NONE) {
+        return b->rc;
+    }
+    const struct kg_advise_figures *c = &r->finals[r->recommended].figures;
     put_reason_reuse(r, a, c, b);
     put_reason_bytes(r, a, c, b);
     if (c->preempted != a->preempted) {
@@ -362,6 +367,7 @@ static void put_reason(const struct kg_advise_report *r, const struct kg_advise_
                             "is spared, those behind it are spared too\n",
                             c->queue_ms / 1e3, a->queue_ms / 1e3);
     }
+    return b->rc;
 }
 
 /* What the change makes worse beyond chance, objective aside. */
@@ -419,7 +425,7 @@ static void put_verdict(const struct kg_advise_report *r, struct kg_buf *b)
         (void)kg_buf_printf(b, "; the interval holds although %u were compared", r->n_finals);
     }
     (void)kg_buf_puts(b, "\nWhy, over all requests\n");
-    put_reason(r, &r->base, &f->figures, b);
+    (void)kg_advise_reason(r, b);
     put_price(f, b);
     (void)kg_buf_printf(b, "See for yourself: %s\n", r->check);
 }

@@ -69,6 +69,10 @@ struct kg_advise_report {
  * `least`. KG_NONE for none. */
 uint32_t kg_advise_recommend(const struct kg_advise_report *report);
 
+/* Appends why the recommendation gains, in bytes and seconds, a line each ("  - ..."); nothing
+ * without one. Returns b->rc. */
+int kg_advise_reason(const struct kg_advise_report *report, struct kg_buf *b);
+
 /* Append the report for people; one JSON object and a newline. Return b->rc. */
 int kg_advise_text(const struct kg_advise_report *report, struct kg_buf *b);
 int kg_advise_json(const struct kg_advise_report *report, struct kg_buf *b);

@@ -102,6 +102,12 @@ def an_interval_that_misses_a_shared_prefix_is_replaced_and_the_command_shows_th
         assert best["lost_tokens"] < base["lost_tokens"] / 10, best
         assert r["gain"]["better"] and r["gain"]["hi"] < 0, r["gain"]
         assert r["ini"].startswith("[prefix]\n"), r["ini"]
+        assert any("tokens a request are found but lost for want of a state" in w for w in r["why"]), r["why"]
+        more = next(w for w in r["why"] if "come from the cache" in w)
+        whole_base, whole_best = a["base"]["figures"], confirmed(a)["figures"]
+        n = (whole_best["reused_tokens"] - whole_base["reused_tokens"]) / a["requests"]
+        assert "%.0f fewer to compute a request" % n in more, (n, more)
+        assert "%.0f s in all" % (n * a["guide"]["token_us"] * a["requests"] / 1e6) in more, more
         c = ab(r["check"], d)
         f = figure(c, "mean TTFT")
         whole = confirmed(a)["all"]
