@@ -24,7 +24,7 @@ struct replay {
     struct kg_trace *trace;
     struct kg_expand *expand;
     int answers_fd;          /* file of answers for exec-sim; -1 none */
-    int explain;             /* --explain */
+    int explain;             /* --explain: say so to people */
     int explain_fd;          /* file in which exec-sim says what its steps were made of; -1 none */
     struct kg_buf explained; /* what it said, of all replicas */
     uint32_t n_replicas, route, slack;
@@ -137,7 +137,7 @@ static int parse(struct replay *r, int argc, char **argv)
         {"--horizon", "S", "leave out what was recorded later than S seconds", &w.horizon, NULL},
         {"--main-only", NULL, "agentic: without sub-agents", NULL, &w.main_only},
         {"--engine-time", NULL, "measure the engine's own CPU time per step", NULL, &w.engine_time},
-        {"--series", NULL, "summary: bytes by class over time", NULL, &w.series},
+        {"--series", NULL, "summary: bytes by class over time, parts of steps", NULL, &w.series},
         {"--seed", "N", "of contents and draws (1)", &w.seed, NULL},
         {"--ttft-slo", "MS", "goodput counts requests with at most this time to first token",
          &w.ttft_slo, NULL},
@@ -277,7 +277,9 @@ static int tell_sim(struct replay *r, const struct kg_config *config, struct kg_
         r->answers_fd = memory_file("answers", sets[n], sizeof(sets[n]));
         line->sets[line->n_sets++] = sets[n++];
     }
-    if (r->explain) {
+    const char *path = kg_config_value(config, "exec-sim", "explain", &source);
+    int explains = r->explain || (r->series && (path == NULL || path[0] == '\0'));
+    if (explains) {
         r->explain_fd = memory_file("explain", sets[n], sizeof(sets[n]));
         line->sets[line->n_sets++] = sets[n++];
     }
@@ -288,7 +290,7 @@ static int tell_sim(struct replay *r, const struct kg_config *config, struct kg_
         line->sets[line->n_sets++] = sets[n++];
     }
     int failed =
-        ((own == NULL || own[0] == '\0') && r->answers_fd < 0) || (r->explain && r->explain_fd < 0);
+        ((own == NULL || own[0] == '\0') && r->answers_fd < 0) || (explains && r->explain_fd < 0);
     return failed ? KG_EXIT_FAILED : -1;
 }
 
@@ -638,6 +640,7 @@ static int replay(struct replay *r, const struct kg_config *config)
     }
     if (rc == KG_OK) {
         r->about.trace = r->trace;
+        r->about.explained = kg_buf_cstr(&r->explained);
         r->about.seed = r->seed;
         r->about.stretch = r->stretch;
         r->about.ttft_slo_ms = r->ttft_slo_ms;
@@ -657,7 +660,9 @@ static void show_explain(struct replay *r)
     if (r->explain && r->explain_fd < 0) {
         (void)fputs("kedge: --explain: only exec-sim can tell\n", stderr);
     }
-    (void)fputs(kg_buf_cstr(&r->explained), stderr);
+    if (r->explain) {
+        (void)fputs(kg_buf_cstr(&r->explained), stderr);
+    }
     kg_buf_fini(&r->explained);
     if (r->explain_fd >= 0) {
         (void)close(r->explain_fd);

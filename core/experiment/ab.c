@@ -121,6 +121,26 @@ static void read_series(const json_t *o, struct kg_ab_facts *facts)
     }
 }
 
+static void read_steps(const json_t *o, struct kg_ab_facts *facts)
+{
+    const json_t *parts = json_object_get(o, "step_parts"), *at = json_object_get(o, "positions");
+
+    facts->n_steps = count(o, "steps");
+    for (; facts->n_parts < json_array_size(parts) && facts->n_parts < KG_AB_PARTS;
+         facts->n_parts++) {
+        const json_t *part = json_array_get(parts, facts->n_parts);
+        struct kg_ab_part *to = &facts->parts[facts->n_parts];
+        (void)snprintf(to->name, sizeof(to->name), "%s", word(part, "name"));
+        to->s = count(part, "s");
+    }
+    for (; facts->n_drafts < json_array_size(at) && facts->n_drafts < KG_AB_DRAFTS;
+         facts->n_drafts++) {
+        const json_t *p = json_array_get(at, facts->n_drafts);
+        facts->drafts[facts->n_drafts] =
+            (struct kg_ab_draft){count(p, "verified"), count(p, "accepted"), count(p, "expected")};
+    }
+}
+
 int kg_ab_read_facts(const char *path, struct kg_ab_facts *facts, struct kg_error *err)
 {
     json_error_t why;
@@ -156,6 +176,7 @@ int kg_ab_read_facts(const char *path, struct kg_ab_facts *facts, struct kg_erro
     facts->duration_s = count(o, "duration_s");
     facts->stretch = number(json_object_get(o, "load"), "stretch");
     read_series(json_object_get(o, "bytes_over_time"), facts);
+    read_steps(o, facts);
     facts->arena = count(bytes, "arena");
     for (uint32_t k = 0; k < KG_AB_N_BYTES; k++) {
         facts->bytes_mean[k] = count(json_object_get(bytes, class_words[k]), "mean");
@@ -402,6 +423,26 @@ static void json_rate(struct kg_buf *b, const char *key, const struct kg_ab_rate
     (void)kg_buf_putc(b, '}');
 }
 
+static void json_steps(struct kg_buf *b, const struct kg_ab_facts *f)
+{
+    (void)kg_buf_printf(b, ",\"steps\":%.0f,\"step_parts\":[", f->n_steps);
+    for (uint32_t i = 0; i < f->n_parts; i++) {
+        (void)kg_buf_puts(b, i > 0 ? ",{" : "{");
+        put_str(b, "name", f->parts[i].name);
+        put_f64(b, "s", f->parts[i].s);
+        (void)kg_buf_putc(b, '}');
+    }
+    (void)kg_buf_puts(b, "],\"positions\":[");
+    for (uint32_t i = 0; i < f->n_drafts; i++) {
+        const struct kg_ab_draft *d = &f->drafts[i];
+        (void)kg_buf_printf(b, "%s{\"verified\":%.0f,\"accepted\":%.0f", i > 0 ? "," : "",
+                            d->verified, d->accepted);
+        put_f64(b, "expected", d->expected);
+        (void)kg_buf_putc(b, '}');
+    }
+    (void)kg_buf_putc(b, ']');
+}
+
 static void json_arm(struct kg_buf *b, const struct kg_ab_report *r, uint32_t k)
 {
     const struct kg_ab_facts *f = &r->facts[k];
@@ -430,7 +471,9 @@ static void json_arm(struct kg_buf *b, const struct kg_ab_report *r, uint32_t k)
         (void)kg_buf_printf(b, "%s\"%s\":{\"mean\":%.0f,\"max\":%.0f}", c > 0 ? "," : "",
                             class_words[c], f->bytes_mean[c], f->bytes_max[c]);
     }
-    (void)kg_buf_puts(b, "}}");
+    (void)kg_buf_putc(b, '}');
+    json_steps(b, f);
+    (void)kg_buf_putc(b, '}');
 }
 
 /* How much there is, and what was left out of a log. */

@@ -7,6 +7,20 @@
 
 #define KG_AB_N_BYTES 9 /* classes of bytes in a summary */
 #define KG_AB_BINS 256  /* bins of bytes over time, at most */
+#define KG_AB_PARTS 24  /* of what steps were made of, at most */
+#define KG_AB_DRAFTS 16 /* positions of a window of drafts, at most */
+
+/* Seconds of all steps. */
+struct kg_ab_part {
+    char name[24];
+    double s;
+};
+
+/* Windows of drafts at one position: how many were verified, how many of them were accepted, how
+ * many the drafter said would be. */
+struct kg_ab_draft {
+    double verified, accepted, expected;
+};
 
 /* Of the summary of one replay. */
 struct kg_ab_facts {
@@ -17,6 +31,10 @@ struct kg_ab_facts {
     uint32_t n_bins;
     double width_s, series[KG_AB_N_BYTES][KG_AB_BINS];
     double bytes_mean[KG_AB_N_BYTES], bytes_max[KG_AB_N_BYTES], arena;
+    uint32_t n_parts, n_drafts; /* 0: not in the summary */
+    double n_steps;
+    struct kg_ab_part parts[KG_AB_PARTS];
+    struct kg_ab_draft drafts[KG_AB_DRAFTS];
 };
 
 /* One comparison as it is told. */

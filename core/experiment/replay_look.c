@@ -147,6 +147,12 @@ static void add_stats(struct kg_engine_stats *a, const struct kg_engine_stats *b
         uint64_t *to = (uint64_t *)(void *)((char *)a + counters[i]);
         *to += *(const uint64_t *)(const void *)((const char *)b + counters[i]);
     }
+    a->spec.rounds += b->spec.rounds;
+    for (uint32_t j = 0; j < KG_SPEC_POSITIONS; j++) {
+        a->spec.verified[j] += b->spec.verified[j];
+        a->spec.accepted[j] += b->spec.accepted[j];
+        a->spec.expected_um[j] += b->spec.expected_um[j];
+    }
 }
 
 void kg_replay_finish(struct kg_replay_play *r)

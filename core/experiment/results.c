@@ -361,6 +361,7 @@ int kg_results_summary(const struct kg_replay_result *result, const struct kg_re
         put_ms(b, "engine_us", totals->engine_sum);
         (void)kg_buf_printf(b, ",\"engine_steps_over_1ms\":%llu", ULL(totals->engine_over));
     }
+    kg_results_steps(b, result, about);
     put_memory(b, result);
     if (result->series != NULL) {
         put_series(b, result->series);

@@ -28,6 +28,8 @@ struct kg_results_about {
     double ttft_slo_ms, tpot_slo_ms;  /* 0: no limit */
     uint32_t is_virtual;
     uint32_t route; /* enum kg_route_kind, with several replicas */
+    const char
+        *explained; /* what exec-sim said of its steps, of all replicas; NULL or "": nothing */
 };
 
 /* Sums over the rows. */
@@ -51,6 +53,9 @@ int kg_results_row(const struct kg_replay_result *result, const struct kg_trace 
 /* Appends the summary as one JSON object and a newline. Returns b->rc. */
 int kg_results_summary(const struct kg_replay_result *result, const struct kg_results_about *about,
                        const struct kg_totals *totals, struct kg_buf *b);
+/* results_steps.c: appends the members step_parts and positions, each after a comma. */
+void kg_results_steps(struct kg_buf *b, const struct kg_replay_result *result,
+                      const struct kg_results_about *about);
 /* The summary for people. Returns b->rc. */
 int kg_results_text(const struct kg_replay_result *result, const struct kg_results_about *about,
                     const struct kg_totals *totals, struct kg_buf *b);

@@ -170,8 +170,13 @@ def the_page_stands_alone_and_draws_what_the_report_says():
         assert not re.search("(?i)https?:|<script|<link|<img|@import|url[(]", text)
         assert "nan" not in text and "B is slower" in text
         pictures = [xml.dom.minidom.parseString(s) for s in re.findall("(?s)<svg.*?</svg>", text)]
-        # two legends, intervals, three distributions, two series, memory, the pool of each arm
-        assert len(pictures) == 11, len(pictures)
+        # two lines of the key, intervals, three distributions, two series, parts with a swatch each,
+        # memory, the pool of each arm
+        n_parts = len(c["arms"][0]["step_parts"])
+        assert n_parts > 2 and len(pictures) == 12 + n_parts, len(pictures)
+        for p in pictures[2:9] + pictures[9 + n_parts:]:
+            svg = p.documentElement
+            assert svg.getAttribute("role") == "img" and len(svg.getAttribute("aria-label")) > 20
         told = [f for f in c["figures"] if f["rel"] is not None and f["a"] + f["b"] > 0]
         assert len(pictures[2].getElementsByTagName("circle")) == len(told)
         for p in pictures[3:8]:
@@ -180,6 +185,41 @@ def the_page_stands_alone_and_draws_what_the_report_says():
             # B is slower: its distribution lies to the right of A's at every share
             x = [[float(w) for w in re.findall("[ML]([-0-9.]+) ", e.getAttribute("d"))] for e in paths]
             assert all(b >= a for a, b in zip(*x)), p.toxml()[:200]
+
+
+@case
+def bars_are_as_long_as_parts_of_a_step_and_as_tall_as_shares_accepted():
+    tables = os.path.join(CONF, "sim-k3-tables.ini")
+    with tempfile.TemporaryDirectory() as d:
+        page = os.path.join(d, "page.html")
+        c, = report(tables, "--set", "exec-sim.draft_block=7", "--vary", "plugins.spec=off,dspark",
+                    "--trace", trace(d, 80), "--html", page)
+        with open(page) as f:
+            text = f.read()
+        drawn = {}
+        for heading, svg in re.findall("(?s)<h3>(.*?)</h3>.*?(<svg.*?</svg>)", text):
+            rects = xml.dom.minidom.parseString(svg).getElementsByTagName("rect")
+            drawn[heading] = [({k: r.getAttribute(k) for k in ("class", "x", "y", "width", "height")},
+                               "".join(t.firstChild.data for t in r.getElementsByTagName("title")))
+                              for r in rects]
+        parts = drawn["Where the time of a step goes, mean over all steps"]
+        ms = [{p["name"]: 1e3 * p["s"] / a["steps"] for p in a["step_parts"]} for a in c["arms"]]
+        most = max(sum(m.values()) for m in ms)
+        wide = max(sum(float(r["width"]) for r, _ in parts if r["y"] == y) for y in ("8", "40"))
+        for y, m in (("8", ms[0]), ("40", ms[1])):
+            found = {t.rsplit(" ", 4)[0]: float(r["width"]) for r, t in parts if r["y"] == y}
+            assert set(found) == set(ms[0]) | set(ms[1]), found
+            for name, w in found.items():
+                assert abs(w - wide * m.get(name, 0) / most) < 0.1, (name, w)
+        assert ms[0].get("draft", 0) == 0 < ms[1]["draft"]
+        bars = drawn["Drafts accepted of those verified, by position"]
+        p = c["arms"][1]["positions"]
+        assert c["arms"][0]["positions"] == [] and len(p) == len(bars) == 7
+        for (r, title), x in zip(bars, p):
+            assert r["class"] == "fb" and title == "%d of %d" % (x["accepted"], x["verified"])
+            assert abs(float(r["height"]) - 180 * x["accepted"] / x["verified"]) < 0.1, (r, x)
+        share = sum(x["accepted"] for x in p) / sum(x["verified"] for x in p)
+        assert abs(figure(c, "accepted")["b"] - share) < 1e-9
 
 
 @case

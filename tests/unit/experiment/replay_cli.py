@@ -220,6 +220,31 @@ def classes_of_bytes_sum_to_the_arena():
 
 
 @case
+def what_steps_were_made_of_adds_up_and_drafts_by_position_do_too():
+    tables = os.path.join(ROOT, "scripts/conf/sim-k3-tables.ini")
+    sets = ("exec-sim.draft_block=7", "plugins.spec=dspark")
+    told = replay(chat(60, 3), "--series", "--explain", conf=tables, sets=sets)
+    s = told.summary
+    parts = {p["name"]: p["s"] for p in s["step_parts"]}
+    near(sum(parts.values()), s["steps"] * s["step_ms"]["mean"] / 1e3, 0.001 * len(parts))
+    lines = re.findall(r"(?m)^(\S[a-z_]+) +(\d+\.\d+) +\d+\.\d ", told.stderr)
+    equal({name: float(v) for name, v in lines if name != "all"}, parts)
+    assert parts["experts"] > parts["draft"] > 0
+    p = s["positions"]
+    equal(len(p), 7)
+    equal(sum(x["verified"] for x in p), s["verified"])
+    equal(sum(x["accepted"] for x in p), s["accepted"])
+    assert all(a["accepted"] >= b["accepted"] > 0 for a, b in zip(p, p[1:]))
+    # without exec-sim's word the engine's own is in it, and --explain alone writes to people
+    plain = replay(chat(60, 3), conf=tables, sets=sets)
+    equal([x["name"] for x in plain.summary["step_parts"]], ["forward pass", "drafting"])
+    equal(plain.summary["positions"], p)
+    equal(plain.rows, told.rows)
+    assert "experts" not in plain.stderr
+    equal(replay(chat(5, 3)).summary["positions"], [])
+
+
+@case
 def time_is_what_the_cost_table_says():
     points, k = cost_table(COST)
     r = replay([{"timestamp": 250, "input_length": 3000, "output_length": 11}],
