@@ -30,7 +30,7 @@
     };
     const ms = (v) => (v === null ? "–" : time(v / 1e3));
     const short = (v) => (v >= 1e6 ? fixed(v / 1e6) + "M" : v >= 1e4 ? fixed(v / 1e3) + "k" : v >= 100
-        ? v.toFixed(0) : String(+v.toPrecision(3)));
+        ? int(v) : String(+v.toPrecision(3)));
     const sum = (a) => a.reduce((x, y) => x + y, 0);
     const median = (a) => {
         const v = a.filter((x) => x !== null).sort((x, y) => x - y);
@@ -355,9 +355,7 @@
                 ctx.fillRect(x0, r * tall, Math.max(1, x1 - x0), tall);
             }
         }
-        if (rows > 0) {
-            $("fall-span").textContent = "back to –" + time(fall[0].t - fall[rows - 1].t);
-        }
+        $("fall-span").textContent = rows > 1 ? "back to –" + time(fall[0].t - fall[rows - 1].t) : "";
     }
     function pool(d, fresh) {
         const p = d.pool, b = p.bytes, states = b.live_state + b.cached_state, pages = b.live_page + b.cached_page;
