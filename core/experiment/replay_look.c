@@ -138,8 +138,8 @@ static void add_stats(struct kg_engine_stats *a, const struct kg_engine_stats *b
         AT(tier_fallbacks),  AT(tier_tokens),    AT(tier_bytes),      AT(tier_limit),
         AT(drafted),         AT(verified),       AT(accepted),        AT(draft_ns_sum),
         AT(commit_ns_sum),   AT(preemptions),    AT(moves),           AT(moved_bytes),
-        AT(plans_dropped),   AT(drafts_failed),  AT(nan_rows),        AT(ghost_bytes),
-        AT(shared_pages),
+        AT(idle_moves),      AT(plans_dropped),  AT(drafts_failed),   AT(nan_rows),
+        AT(ghost_bytes),     AT(shared_pages),
     };
 #undef AT
 
