@@ -13,7 +13,7 @@
 #define MAX_JOBS 16u
 
 uint32_t kg_advise_words(const struct kg_advise_runner *r, const struct kg_advise_job *job,
-                         const char *out, const char *summary, char texts[3][48],
+                         const char *out, const char *summary, char seed[24],
                          const char *words[KG_ADVISE_WORDS])
 {
     const char *sets[KG_ADVISE_DIMS * KG_ADVISE_SETS];
@@ -37,15 +37,13 @@ uint32_t kg_advise_words(const struct kg_advise_runner *r, const struct kg_advis
     for (uint32_t i = 0; i < r->n_words; i++) {
         words[n++] = r->words[i];
     }
-    (void)snprintf(texts[0], sizeof(texts[0]), "%llu", (unsigned long long)r->seed);
-    (void)snprintf(texts[1], sizeof(texts[1]), "%u", r->n_pick);
-    const char *limit = job->is_whole || r->is_split ? r->limit : texts[1];
+    (void)snprintf(seed, 24, "%llu", (unsigned long long)r->seed);
     const char *clock = job->is_first && r->load != NULL ? "--load" : "--stretch";
     const char *rate = job->is_first && r->load != NULL ? r->load : r->stretch;
     const struct {
         const char *flag, *value;
-    } more[] = {{"--seed", texts[0]},
-                {"--limit", limit},
+    } more[] = {{"--seed", seed},
+                {"--limit", r->limit},
                 {clock, rate[0] != '\0' ? rate : NULL},
                 {"--out", out},
                 {"--summary", summary}};
@@ -70,9 +68,7 @@ struct slot {
 
 static double work_of(const struct kg_advise_runner *r, const struct kg_advise_job *job)
 {
-    double n = job->is_whole || r->is_split ? r->n : r->n_pick;
-
-    return n > 0 ? n * (job->is_first && r->load != NULL ? 2 : 1) : 1;
+    return (double)r->n * (job->is_first && r->load != NULL ? 2 : 1);
 }
 
 static void show(const struct kg_advise_runner *r, uint32_t n_running)
@@ -91,12 +87,12 @@ static int start(struct kg_advise_runner *r, struct slot *s, uint32_t place,
                  struct kg_advise_job *job)
 {
     const char *words[KG_ADVISE_WORDS];
-    char texts[3][48];
+    char seed[24];
 
     (void)snprintf(s->rows, sizeof(s->rows), "%s/%u.rows", r->folder, place);
     (void)snprintf(s->summary, sizeof(s->summary), "%s/%u.json", r->folder, place);
     (void)snprintf(s->log, sizeof(s->log), "%s/%u.log", r->folder, place);
-    (void)kg_advise_words(r, job, s->rows, s->summary, texts, words);
+    (void)kg_advise_words(r, job, s->rows, s->summary, seed, words);
     int rc = kg_runs_start(words, s->log, &s->pid, r->err);
     s->job = rc == KG_OK ? job : NULL;
     return rc;
@@ -124,6 +120,12 @@ static int finish(struct kg_advise_runner *r, struct slot *s, int status)
     rc = rc == KG_OK
              ? kg_ab_read_rows(s->rows, r->ttft_slo_ms, r->tpot_slo_ms, &job->run, &job->n, r->err)
              : rc;
+    if (rc == KG_OK && job->n != r->n) {
+        rc = kg_fail(r->err, KG_EINVAL, "%u requests were read, %u replayed", r->n, job->n);
+    }
+    if (rc == KG_OK && kg_advise_part(&job->run, job->n, &r->n_pick) != KG_OK) {
+        rc = kg_fail(r->err, KG_ENOMEM, "no memory for %u rows", job->n);
+    }
     job->run.duration_s = job->facts.duration_s;
     (void)unlink(s->rows);
     (void)unlink(s->summary);
@@ -194,47 +196,23 @@ static int record(struct kg_advise_runner *r, const struct kg_advise_job *job,
     if (job->run.rows == NULL) {
         return KG_OK;
     }
-    if (job->n < r->n_pick) {
-        return kg_fail(r->err, KG_EINVAL, "%s: a replay of %u requests, not %u", row->label, job->n,
-                       r->n_pick);
-    }
-    const struct kg_advise_judge judge = {
-        .base = &r->base_pick, .other = &job->run, .n = r->n_pick, .objective = r->objective};
+    const struct kg_advise_judge judge = {.base = &r->base,
+                                          .other = &job->run,
+                                          .n_all = r->n,
+                                          .n = r->n_pick,
+                                          .objective = r->objective};
     row->gain = t->gain = kg_advise_gain_of(&judge);
     return kg_advise_figures_of(&job->run, 0, r->n_pick, &job->facts, &row->figures);
-}
-
-/* The base on the requests that are picked on: kept for all that follow. */
-static int run_base(struct kg_advise_runner *r, struct kg_advise_try *t)
-{
-    struct kg_advise_job job = {.point = t->point};
-    int rc = KG_OK;
-
-    if (r->is_split) {
-        job.run = r->base;
-        job.facts = r->facts;
-        job.n = r->n;
-    } else {
-        rc = kg_advise_run(r, &job, 1);
-    }
-    if (rc == KG_OK && job.run.rows == NULL) {
-        rc = kg_fail(r->err, KG_EINVAL, "the replay of the first %u requests failed: %s", r->n_pick,
-                     job.why);
-    }
-    r->base_pick = job.run;
-    rc = rc == KG_OK ? record(r, &job, t) : rc;
-    t->gain = 0;
-    return rc;
 }
 
 int kg_advise_run_tries(void *runner, struct kg_advise_try *tries, uint32_t n, uint32_t n_left)
 {
     struct kg_advise_runner *r = runner;
-    uint32_t n_one = r->is_split ? r->n : r->n_pick;
-
-    r->left = (double)(n + n_left) * n_one + 3.0 * r->n;
-    if (r->n_rows == 0) {
-        int rc = run_base(r, &tries[0]);
+    r->left = (double)(n + n_left + KG_ADVISE_FINALISTS + 1) * r->n;
+    if (r->n_rows == 0) { /* the configuration as it is was replayed before */
+        const struct kg_advise_job job = {.run = r->base, .n = r->n, .facts = r->facts};
+        int rc = record(r, &job, &tries[0]);
+        tries[0].gain = 0;
         return rc != KG_OK || n == 1 ? rc : kg_advise_run_tries(r, tries + 1, n - 1, n_left);
     }
     struct kg_advise_job *jobs = calloc(n, sizeof(*jobs));

@@ -23,11 +23,10 @@ struct kg_advise_runner {
     uint32_t objective;
     const char *folder;            /* for files */
     struct kg_advise_space *space; /* of the points */
-    uint32_t n, n_pick;            /* requests; those picked on. n: after the first replay */
-    uint32_t is_split; /* 1: candidates are replayed whole, rows after n_pick held out */
-    struct kg_ab_run base, base_pick; /* rows; equal pointers with is_split */
-    struct kg_ab_facts facts;         /* of the base run */
-    struct kg_advise_row *rows;       /* [KG_ADVISE_TRIES] filled as tries are run */
+    uint32_t n, n_pick;            /* requests; those picked on, which come first in all rows */
+    struct kg_ab_run base;         /* rows of the configuration as it is */
+    struct kg_ab_facts facts;      /* of the base run */
+    struct kg_advise_row *rows;    /* [KG_ADVISE_TRIES] filled as tries are run */
     uint32_t n_rows;
     /* Progress: work is counted in requests replayed. */
     const char *phase;
@@ -40,11 +39,11 @@ struct kg_advise_runner {
 /* One replay and what it left. */
 struct kg_advise_job {
     struct kg_advise_point point;
-    uint32_t is_whole;    /* 1: the whole trace, 0: what is picked on */
-    uint32_t is_first;    /* 1: finds the stretch of --load */
-    char why[160];        /* set when it did not run */
-    struct kg_ab_run run; /* rows, of the caller; NULL when it did not run */
-    uint32_t n;           /* rows */
+    uint32_t is_first; /* 1: finds the stretch of --load */
+    char why[160];     /* set when it did not run */
+    struct kg_ab_run
+        run;    /* rows, of the caller, parted (kg_advise_part); NULL when it did not run */
+    uint32_t n; /* rows */
     struct kg_ab_facts facts;
 };
 
@@ -58,10 +57,10 @@ KG_CHECKED int kg_advise_run(struct kg_advise_runner *r, struct kg_advise_job *j
 /* struct kg_advise_search.run over a runner (ctx): fills rows and gains. */
 int kg_advise_run_tries(void *runner, struct kg_advise_try *tries, uint32_t n, uint32_t n_left);
 
-/* Puts the words of one replay, a NULL behind them; texts of a job live in `texts`. Returns how
+/* Puts the words of one replay, a NULL behind them; the seed is written to `seed`. Returns how
  * many. out and summary NULL: none. */
 uint32_t kg_advise_words(const struct kg_advise_runner *r, const struct kg_advise_job *job,
-                         const char *out, const char *summary, char texts[3][48],
+                         const char *out, const char *summary, char seed[24],
                          const char *words[KG_ADVISE_WORDS]);
 
 #endif

@@ -26,9 +26,9 @@ struct advise {
     struct kg_cmd_line line;
     const char *trace, *format, *limit, *scale, *block, *max_input, *sessions, *spread, *horizon;
     const char *load, *stretch, *ttft_slo, *tpot_slo, *objective, *only;
-    const char *seed_text, *pick_text, *jobs_text, *rounds_text, *least_text, *summary;
+    const char *seed_text, *jobs_text, *rounds_text, *least_text, *summary;
     int main_only;
-    uint64_t seed, pick, jobs, rounds;
+    uint64_t seed, jobs, rounds;
     double least_percent, ttft_slo_ms, tpot_slo_ms, load_share, stretch_by;
     struct kg_trace_conf read;
     const char *words[MAX_WORDS]; /* of the trace */
@@ -44,7 +44,6 @@ struct advise {
     struct kg_advise_report report;
     struct kg_buf check;
     char guide_note[200], spec_note[200];
-    uint32_t has_after, is_ordered; /* of the trace */
     struct kg_error err;
 };
 
@@ -68,7 +67,6 @@ static int numbers(struct advise *x)
     rc = rc >= 0 ? rc : kg_cmd_real("--ttft-slo", x->ttft_slo, 1e-9, 1e9, &x->ttft_slo_ms);
     rc = rc >= 0 ? rc : kg_cmd_real("--tpot-slo", x->tpot_slo, 1e-9, 1e9, &x->tpot_slo_ms);
     rc = rc >= 0 ? rc : kg_cmd_whole("--seed", x->seed_text, 0, UINT64_MAX / 2, &x->seed);
-    rc = rc >= 0 ? rc : kg_cmd_whole("--pick", x->pick_text, 1, UINT32_MAX, &x->pick);
     rc = rc >= 0 ? rc : kg_cmd_whole("--jobs", x->jobs_text, 1, 16, &x->jobs);
     rc = rc >= 0 ? rc : kg_cmd_whole("--rounds", x->rounds_text, 1, 4, &x->rounds);
     rc = rc >= 0 ? rc : kg_cmd_real("--least", x->least_text, 0, 100, &x->least_percent);
@@ -156,7 +154,6 @@ static int parse(struct advise *x, int argc, char **argv)
         {"--ttft-slo", "MS", "limit of goodput", &x->ttft_slo, NULL},
         {"--tpot-slo", "MS", "limit of goodput", &x->tpot_slo, NULL},
         {"--only", "LIST", "what to try: reuse,pool,lifetime,speculation (all)", &x->only, NULL},
-        {"--pick", "N", "requests to pick on, the others confirm (half)", &x->pick_text, NULL},
         {"--rounds", "N", "times through all that is tried, at most (2)", &x->rounds_text, NULL},
         {"--least", "PERCENT", "smaller gains are not worth a change (1)", &x->least_text, NULL},
         {"--jobs", "N", "replays at once (one a CPU)", &x->jobs_text, NULL},
@@ -233,22 +230,19 @@ static int refuse_real_time(struct advise *x, const struct kg_trace *t)
                    s * TYPICAL_REPLAYS / 3600);
 }
 
-/* Lengths, order, sessions. */
+/* How many, how long. */
 static int look_at_trace(struct advise *x, struct kg_trace **trace, double *mean, uint32_t *longest)
 {
     int rc = kg_trace_read(x->trace, &x->read, trace, &x->err);
     double sum = 0;
 
     *longest = 0;
-    x->is_ordered = 1;
     for (uint32_t i = 0; rc == KG_OK && i < (*trace)->n; i++) {
         const struct kg_trace_req *q = &(*trace)->reqs[i];
         uint32_t n = q->n_prompt + q->n_output;
         sum += n;
         n = q->n_text > 0 ? TEXT_TOKENS : n; /* not known before a tokenizer saw it */
         *longest = n > *longest ? n : *longest;
-        x->has_after |= q->after != KG_NONE;
-        x->is_ordered = x->is_ordered && (i == 0 || q->line > q[-1].line);
     }
     if (rc == KG_OK) {
         *mean = sum / (*trace)->n;
@@ -338,6 +332,8 @@ static void make_space(struct advise *x, const struct kg_check *check, uint32_t 
         .has_cost = strcmp(s->conf->cost, "off") != 0,
         .page_tokens = check->layout.page_tokens,
         .longest = longest,
+        .least_interval =
+            s->desc.max_orders > 0 ? s->conf->engine.prefill_chunk / s->desc.max_orders : 0,
         .mean_ratio = {check->size.ratio, 2 * check->size.ratio},
     };
 
@@ -430,15 +426,6 @@ static int prepare(struct advise *x)
     r->space = &x->space;
     r->rows = x->rows;
     r->err = &x->err;
-    /* Requests in order of arrival can be cut where picking ends; sessions run beside each other,
-     * and lines out of order are not what comes first. */
-    r->is_split = x->has_after || !x->is_ordered || x->read.format == KG_TRACE_SERVEGEN;
-    if (x->pick >= n) {
-        return kg_fail(&x->err, KG_EINVAL,
-                       "--pick %llu: the trace has %u requests, some must be left to confirm with",
-                       (unsigned long long)x->pick, n);
-    }
-    r->n_pick = x->pick != 0 ? (uint32_t)x->pick : n / 2;
     r->folder = x->folder;
     r->began_ns = kg_now_ns();
     return kg_runs_folder("advise", x->folder, &x->err);
@@ -448,24 +435,20 @@ static int prepare(struct advise *x)
 static int run_whole(struct advise *x)
 {
     struct kg_advise_runner *r = &x->runner;
-    struct kg_advise_job job = {.is_whole = 1, .is_first = 1};
+    struct kg_advise_job job = {.is_first = 1};
     double all = 0;
 
     for (uint32_t i = 0; i < KG_ADVISE_DIMS; i++) {
         all += x->space.dims[i].n - 1;
     }
     r->phase = "as it is";
-    r->left = 5.0 * r->n + 1.5 * all * (r->is_split ? r->n : r->n_pick);
+    r->left = (6 + 1.5 * all) * r->n;
     int rc = kg_advise_run(r, &job, 1);
     if (rc == KG_OK && job.run.rows == NULL) {
         rc = kg_fail(&x->err, KG_EINVAL, "%s: %s", x->line.conf, job.why);
     }
     r->base = job.run;
     r->facts = job.facts;
-    if (rc == KG_OK && job.n != r->n) {
-        rc = kg_fail(&x->err, KG_EINVAL, "%s: %u requests were read, %u replayed", x->trace, r->n,
-                     job.n);
-    }
     if (rc == KG_OK && x->load != NULL) {
         (void)snprintf(r->stretch, sizeof(r->stretch), "%.17g", job.facts.stretch);
     }
@@ -490,6 +473,7 @@ static int judge(struct advise *x, const struct kg_advise_job *job, struct kg_ad
     const struct kg_advise_runner *r = &x->runner;
     struct kg_advise_judge j = {.base = &r->base,
                                 .other = &job->run,
+                                .n_all = r->n,
                                 .from = r->n_pick,
                                 .n = r->n - r->n_pick,
                                 .objective = x->objective_id,
@@ -500,9 +484,6 @@ static int judge(struct advise *x, const struct kg_advise_job *job, struct kg_ad
     (void)snprintf(f->why, sizeof(f->why), "%s", job->why);
     if (job->run.rows == NULL) {
         return KG_OK;
-    }
-    if (job->n != r->n) {
-        return kg_fail(&x->err, KG_EINVAL, "a replay of %u requests, not %u", job->n, r->n);
     }
     int rc = kg_advise_judge(&j, &f->gain, &f->result, &x->err);
     j.from = 0;
@@ -516,40 +497,35 @@ static int judge(struct advise *x, const struct kg_advise_job *job, struct kg_ad
     return rc;
 }
 
-/* The finalists on the whole trace; with sessions the base once more, at other arrivals. */
+/* The finalists and the base once more, at other arrivals and contents. */
 static int confirm(struct advise *x)
 {
     struct kg_advise_runner *r = &x->runner;
     struct kg_advise_job jobs[KG_ADVISE_FINALISTS + 1];
-    uint32_t n = x->found.n_finalists, n_jobs = n;
+    uint32_t n = x->found.n_finalists;
+    double by = r->stretch[0] != '\0' ? strtod(r->stretch, NULL) : 1;
+    int rc = KG_OK;
 
     memset(jobs, 0, sizeof(jobs));
-    for (uint32_t i = 0; i <= n; i++) {
-        jobs[i].is_whole = 1;
-        if (i < n) {
-            jobs[i].point = x->found.tries[x->found.finalists[i]].point;
-        }
+    for (uint32_t i = 0; i < n; i++) {
+        jobs[i].point = x->found.tries[x->found.finalists[i]].point;
     }
-    if (r->is_split && n > 0) {
-        double by = r->stretch[0] != '\0' ? strtod(r->stretch, NULL) : 1;
-        (void)snprintf(r->stretch, sizeof(r->stretch), "%.17g", by * JITTER);
-        r->seed++;
-        n_jobs = n + 1;
-    }
+    (void)snprintf(r->stretch, sizeof(r->stretch), "%.17g", by * JITTER);
+    r->seed++;
     r->phase = "confirming";
-    r->left = (double)n_jobs * r->n;
-    int rc = kg_advise_run(r, jobs, n_jobs);
-    if (rc == KG_OK && n_jobs > n) {
-        if (jobs[n].run.rows == NULL || jobs[n].n != r->n) {
-            rc = kg_fail(&x->err, KG_EINVAL, "%s: %s", x->line.conf, jobs[n].why);
-        } else {
-            kg_ab_run_free(&r->base); /* base_pick, too: picking is over */
-            r->base = jobs[n].run;
-            r->facts = jobs[n].facts;
-            jobs[n].run.rows = NULL;
-        }
+    r->left = (double)(n + 1) * r->n;
+    if (n > 0) {
+        rc = kg_advise_run(r, jobs, n + 1);
     }
-    for (uint32_t i = 0; i < n_jobs; i++) {
+    if (rc == KG_OK && n > 0 && jobs[n].run.rows == NULL) {
+        rc = kg_fail(&x->err, KG_EINVAL, "%s: %s", x->line.conf, jobs[n].why);
+    } else if (rc == KG_OK && n > 0) {
+        kg_ab_run_free(&r->base);
+        r->base = jobs[n].run;
+        r->facts = jobs[n].facts;
+        jobs[n].run.rows = NULL;
+    }
+    for (uint32_t i = 0; i <= n; i++) {
         if (i < n) {
             x->finals[i].row = x->found.finalists[i];
         }
@@ -630,7 +606,6 @@ static int fill_report(struct advise *x)
     p->seed = x->seed;
     p->n = r->n;
     p->n_pick = r->n_pick;
-    p->is_split = r->is_split;
     p->rows = x->rows;
     p->n_rows = r->n_rows;
     p->guide_note = x->guide_note;
@@ -705,9 +680,6 @@ int kg_cmd_advise(int argc, char **argv)
         status = advise(x) == KG_OK ? KG_EXIT_OK : kg_cmd_fail(&x->err);
     }
     kg_runs_drop(x->folder);
-    if (x->runner.base_pick.rows != x->runner.base.rows && !x->runner.is_split) {
-        kg_ab_run_free(&x->runner.base_pick);
-    }
     kg_ab_run_free(&x->runner.base);
     kg_buf_fini(&x->check);
     kg_config_destroy(x->config);

@@ -75,7 +75,7 @@ static void add_interval(const struct kg_advise_facts *f, struct kg_advise_dim *
     const char *word = family == KG_ADVISE_INTERVAL ? "interval" : "auto";
     struct kg_advise_setting *s = blank(d);
 
-    if (n > f->longest || is_there(d, family, n)) {
+    if (n > f->longest || n < f->least_interval || is_there(d, family, n)) {
         return;
     }
     s->family = family;
@@ -221,7 +221,7 @@ static void add_lifetime(const struct kg_advise_facts *f, struct kg_advise_dim *
 
 static void make_lifetime(const struct kg_advise_facts *f, struct kg_advise_dim *d)
 {
-    static const uint32_t quantiles[] = {50, 75, 90, 99};
+    static const uint32_t quantiles[] = {50, 75, 90};
 
     d->name = "lifetime";
     add_lifetime(f, d, "prompt", 0);

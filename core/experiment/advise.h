@@ -14,6 +14,7 @@
 #define KG_ADVISE_SET_BYTES 64
 #define KG_ADVISE_TRIES 256
 #define KG_ADVISE_FINALISTS 3
+#define KG_ADVISE_WINDOWS 16u /* a trace is cut into, to pick on every other one */
 
 enum kg_advise_objective {
     KG_ADVISE_TTFT,       /* mean time to first token */
@@ -48,6 +49,7 @@ struct kg_advise_facts {
     uint32_t has_cost;             /* 1: [engine] cost is not off */
     uint32_t page_tokens;          /* effective */
     uint32_t longest;              /* tokens of the trace's longest request, answer included */
+    uint32_t least_interval;       /* below it a grid cuts prompts into smaller chunks; 0 no such */
     double mean_ratio[2];          /* bytes of states per byte of pages of a mean request
                                       with one state and with two; 0 not known */
 };
@@ -207,9 +209,14 @@ struct kg_advise_gain {
     uint32_t is_tested, is_better, is_worse; /* beyond chance and not small */
 };
 
+/* Puts the rows of windows 0, 2, .. of a run before those of 1, 3, ..: the first *n_pick are picked
+ * on, the others held out. n: rows, >= 1. KG_ENOMEM. */
+KG_CHECKED int kg_advise_part(struct kg_ab_run *run, uint32_t n, uint32_t *n_pick);
+
 struct kg_advise_judge {
     const struct kg_ab_run *base, *other; /* rows of the same requests, in order */
-    uint32_t from, n;                     /* requests looked at: from .. from + n - 1 */
+    uint32_t n_all;                       /* rows of both */
+    uint32_t from, n;                     /* those looked at: from .. from + n - 1 */
     uint32_t objective;
     uint32_t n_finalists; /* compared side by side: intervals hold for all */
     double least;         /* smaller changes are not worth it */

@@ -180,9 +180,8 @@ int kg_advise_json(const struct kg_advise_report *r, struct kg_buf *b)
     put_str(b, "trace", r->trace);
     (void)kg_buf_putc(b, ',');
     put_str(b, "objective", kg_advise_objective_name(r->objective));
-    (void)kg_buf_printf(b, ",\"seed\":%llu,\"requests\":%u,\"picked_on\":%u,\"whole_runs\":%s",
-                        (unsigned long long)r->seed, r->n, r->n_pick,
-                        r->is_split ? "true" : "false");
+    (void)kg_buf_printf(b, ",\"seed\":%llu,\"requests\":%u,\"picked_on\":%u",
+                        (unsigned long long)r->seed, r->n, r->n_pick);
     put_f64(b, "load", r->load);
     put_f64(b, "stretch", r->stretch);
     put_f64(b, "least", r->least);

@@ -72,12 +72,11 @@ static int by_end(const void *a, const void *b)
 }
 
 /*
- * For throughput: a copy of the rows in which a request's time to the end is the time since the
- * end before it, in order of ends. Summed over requests in a row it is the time they took, so its
- * mean is the reciprocal of the rate, and windows of it can be drawn.
+ * For throughput: a copy of all rows in which a request's time to the end is the time since the
+ * end before it, in order of ends. Its mean is the reciprocal of the rate, and parts and windows of
+ * it can be taken.
  */
-static int spread_ends(const struct kg_ab_run *run, uint32_t from, uint32_t n,
-                       struct kg_ab_run *out)
+static int spread_ends(const struct kg_ab_run *run, uint32_t n, struct kg_ab_run *out)
 {
     struct end *ends = calloc(n, sizeof(*ends));
     double last = 0;
@@ -90,15 +89,11 @@ static int spread_ends(const struct kg_ab_run *run, uint32_t from, uint32_t n,
         out->rows = NULL;
         return KG_ENOMEM;
     }
-    memcpy(out->rows, run->rows + from, (size_t)n * sizeof(*out->rows));
-    for (uint32_t i = 0; i < from; i++) { /* what ended before is not counted twice */
-        const struct kg_ab_row *r = &run->rows[i];
-        last = r->ok ? fmax(last, r->arrival_ms + r->v[KG_AB_E2E]) : last;
-    }
+    memcpy(out->rows, run->rows, (size_t)n * sizeof(*out->rows));
     for (uint32_t i = 0; i < n; i++) {
         const struct kg_ab_row *r = &out->rows[i];
         if (r->ok) {
-            ends[m++] = (struct end){fmax(r->arrival_ms + r->v[KG_AB_E2E], last), i};
+            ends[m++] = (struct end){r->arrival_ms + r->v[KG_AB_E2E], i};
         }
     }
     qsort(ends, m, sizeof(*ends), by_end);
@@ -110,6 +105,27 @@ static int spread_ends(const struct kg_ab_run *run, uint32_t from, uint32_t n,
     return KG_OK;
 }
 
+int kg_advise_part(struct kg_ab_run *run, uint32_t n, uint32_t *n_pick)
+{
+    struct kg_ab_row *rows = malloc((size_t)n * sizeof(*rows) + 1);
+    uint32_t at = 0, window = (n + KG_ADVISE_WINDOWS - 1) / KG_ADVISE_WINDOWS;
+
+    if (rows == NULL) {
+        return KG_ENOMEM;
+    }
+    for (uint32_t odd = 0; odd < 2; odd++) {
+        for (uint32_t i = 0; i < n; i++) {
+            if (i / window % 2 == odd) {
+                rows[at++] = run->rows[i];
+            }
+        }
+        *n_pick = odd == 0 ? at : *n_pick;
+    }
+    memcpy(run->rows, rows, (size_t)n * sizeof(*rows));
+    free(rows);
+    return KG_OK;
+}
+
 /* The rows looked at, as the objective wants them; free what `own` holds. */
 static int rows_of(const struct kg_advise_judge *j, struct kg_ab_run view[2],
                    struct kg_ab_run own[2])
@@ -118,12 +134,13 @@ static int rows_of(const struct kg_advise_judge *j, struct kg_ab_run view[2],
     int rc = KG_OK;
 
     for (uint32_t k = 0; k < 2; k++) {
-        view[k] = (struct kg_ab_run){runs[k]->rows + j->from, runs[k]->duration_s};
+        view[k] = *runs[k];
         own[k].rows = NULL;
         if (rc == KG_OK && j->objective == KG_ADVISE_THROUGHPUT) {
-            rc = spread_ends(runs[k], j->from, j->n, &own[k]);
+            rc = spread_ends(runs[k], j->n_all, &own[k]);
             view[k].rows = own[k].rows;
         }
+        view[k].rows = view[k].rows != NULL ? view[k].rows + j->from : NULL;
     }
     return rc;
 }
@@ -177,7 +194,7 @@ int kg_advise_judge(const struct kg_advise_judge *j, struct kg_advise_gain *gain
     }
     int rc = rows_of(j, view, own);
     if (rc != KG_OK) {
-        rc = kg_fail(err, rc, "no memory for %u rows", j->n);
+        rc = kg_fail(err, rc, "no memory for %u rows", j->n_all);
     }
     const struct kg_ab_conf conf = {.runs = {&view[0], &view[1]},
                                     .n_repeats = 1,
@@ -200,23 +217,6 @@ int kg_advise_judge(const struct kg_advise_judge *j, struct kg_advise_gain *gain
     return rc;
 }
 
-/* Rows from .. from + n - 1 that ended well, and the time until the last of them ended, counted
- * from where those before had. */
-static double rate_of(const struct kg_ab_run *run, uint32_t from, uint32_t n)
-{
-    double begin = 0, end = 0;
-    uint32_t ok = 0;
-
-    for (uint32_t i = 0; i < from + n; i++) {
-        const struct kg_ab_row *r = &run->rows[i];
-        double at = r->ok ? r->arrival_ms + r->v[KG_AB_E2E] : 0;
-        begin = i < from ? fmax(begin, at) : begin;
-        end = fmax(end, at);
-        ok += i >= from && r->ok;
-    }
-    return end > begin ? ok / (end - begin) : NAN;
-}
-
 double kg_advise_gain_of(const struct kg_advise_judge *j)
 {
     static const uint32_t fields[KG_ADVISE_N_OBJECTIVES] = {
@@ -224,11 +224,13 @@ double kg_advise_gain_of(const struct kg_advise_judge *j)
         [KG_ADVISE_E2E] = KG_AB_E2E,      [KG_ADVISE_THROUGHPUT] = KG_AB_E2E,
         [KG_ADVISE_GOODPUT] = KG_AB_GOOD,
     };
+    struct kg_ab_run view[2], own[2] = {{0}};
     double sum[2] = {0, 0};
     uint32_t n_ok[2] = {0, 0}, field = fields[j->objective];
+    int rc = rows_of(j, view, own);
 
-    for (uint32_t i = j->from; i < j->from + j->n; i++) {
-        const struct kg_ab_row *a = &j->base->rows[i], *b = &j->other->rows[i];
+    for (uint32_t i = 0; rc == KG_OK && i < j->n; i++) {
+        const struct kg_ab_row *a = &view[0].rows[i], *b = &view[1].rows[i];
         n_ok[0] += a->ok;
         n_ok[1] += b->ok;
         int both = a->ok && b->ok && !isnan(a->v[field]) && !isnan(b->v[field]);
@@ -237,14 +239,16 @@ double kg_advise_gain_of(const struct kg_advise_judge *j)
             sum[1] += b->v[field];
         }
     }
-    if (n_ok[1] < n_ok[0]) {
+    kg_ab_run_free(&own[0]);
+    kg_ab_run_free(&own[1]);
+    if (rc != KG_OK || n_ok[1] < n_ok[0]) {
         return NAN;
     }
     if (j->objective == KG_ADVISE_GOODPUT) {
         return (sum[1] - sum[0]) / j->n;
     }
     if (j->objective == KG_ADVISE_THROUGHPUT) {
-        return rate_of(j->other, j->from, j->n) / rate_of(j->base, j->from, j->n) - 1;
+        return sum[1] > 0 ? sum[0] / sum[1] - 1 : NAN;
     }
     return sum[0] > 0 ? (sum[0] - sum[1]) / sum[0] : 0;
 }

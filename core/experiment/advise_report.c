@@ -241,8 +241,9 @@ static void put_finals(const struct kg_advise_report *r, struct kg_buf *b)
     if (r->n_finals == 0) {
         return;
     }
-    (void)kg_buf_printf(b, "\nConfirmed on requests %u .. %u, which picked nothing\n",
-                        r->n_pick + 1, r->n);
+    (void)kg_buf_printf(
+        b, "\nConfirmed on the other %u requests, which picked nothing, at other arrivals\n",
+        r->n - r->n_pick);
     for (uint32_t i = 0; i < r->n_finals; i++) {
         const struct kg_advise_final *f = &r->finals[i];
         (void)kg_buf_printf(b, "  %s: ", r->rows[f->row].label);
@@ -438,8 +439,9 @@ int kg_advise_text(const struct kg_advise_report *r, struct kg_buf *b)
         (void)kg_buf_printf(b, " (load %.2f)", r->load);
     }
     (void)kg_buf_printf(b, ", objective %s\n", kg_advise_objective_name(r->objective));
-    (void)kg_buf_printf(b, "Picked on requests 1 .. %u, %u candidates%s\n\n", r->n_pick,
-                        r->n_rows - 1, r->is_split ? ", each replayed whole" : "");
+    (void)kg_buf_printf(b,
+                        "Picked on %u requests in every other one of %u windows, %u candidates\n\n",
+                        r->n_pick, KG_ADVISE_WINDOWS, r->n_rows - 1);
     put_candidates(r, b);
     if (r->spec_note[0] != '\0') {
         (void)kg_buf_printf(b, "  %s\n", r->spec_note);

@@ -47,8 +47,7 @@ struct kg_advise_report {
     double load, stretch, ttft_slo_ms, tpot_slo_ms; /* load, limits: 0 for none */
     double least;
     uint64_t seed;
-    uint32_t n, n_pick; /* requests; the first n_pick were used for picking */
-    uint32_t is_split;  /* 1: picked on part of whole runs, else on replays of the part */
+    uint32_t n, n_pick; /* requests; those of every other window (kg_advise_part), picked on */
     uint32_t n_rounds;
     const struct kg_advise_row *rows; /* [n_rows]; 0 is the configuration as it is */
     uint32_t n_rows;

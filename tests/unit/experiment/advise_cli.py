@@ -111,7 +111,7 @@ def an_interval_that_misses_a_shared_prefix_is_replaced_and_the_command_shows_th
         c = ab(r["check"], d)
         f = figure(c, "mean TTFT")
         whole = confirmed(a)["all"]
-        assert f["different"] and abs(f["rel"] - whole["change"]) < 1e-12, (f["rel"], whole)
+        assert f["different"] and abs(f["rel"] - whole["change"]) < 1e-9, (f["rel"], whole)
         assert abs(f["a"] - whole["a"]) < 1e-9 and abs(f["b"] - whole["b"]) < 1e-9
         g = a["guide"]
         assert g["shared_tokens"] > 40000 and abs(g["state_tokens"] - 56171520 / 27648) < 1e-6, g
@@ -169,7 +169,7 @@ def the_same_seed_gives_the_same_report_whatever_runs_at_once():
 
 
 @case
-def sessions_are_confirmed_at_other_arrivals_and_the_command_says_which():
+def sessions_are_advised_on_and_the_command_has_the_arrivals_of_the_confirmation():
     with tempfile.TemporaryDirectory() as d:
         rng, out = random.Random(3), []
         for s in range(24):  # turns that repeat what was said
@@ -185,10 +185,10 @@ def sessions_are_confirmed_at_other_arrivals_and_the_command_says_which():
                 out.append(o)
         t = write(os.path.join(d, "a trace's.jsonl"), out)
         a = advice("-c", SIM, *sets("prefix.enabled=no"), "--trace", t, "--only", "reuse", "--stretch", "2")
-        assert a["whole_runs"] and a["recommended"] is not None
+        assert a["recommended"] is not None, a["confirmed"]
         assert abs(a["stretch"] - 2.02) < 1e-9 and "--seed 2" in a["recommended"]["check"]
         f = figure(ab(a["recommended"]["check"], d), "mean TTFT")
-        assert abs(f["rel"] - confirmed(a)["all"]["change"]) < 1e-12, (f, confirmed(a))
+        assert abs(f["rel"] - confirmed(a)["all"]["change"]) < 1e-9, (f, confirmed(a))
 
 
 @case
@@ -205,7 +205,7 @@ def throughput_and_goodput_are_advised_for_and_ab_shows_them():
         r = a["recommended"]
         assert r is not None and 0 < r["gain"]["lo"] <= r["gain"]["change"] <= 1, r
         f = figure(ab(r["check"], d), "good")
-        assert abs(f["diff"] - confirmed(a)["all"]["change"]) < 1e-12
+        assert abs(f["diff"] - confirmed(a)["all"]["change"]) < 1e-9
 
 
 @case
@@ -231,9 +231,9 @@ def the_json_has_every_field_of_the_page():
         with open(summary) as f:
             assert f.read() == r.stdout
         a = json.loads(r.stdout)
-        assert set(a) == set("config trace objective seed requests picked_on whole_runs load stretch least ttft_slo_ms "
+        assert set(a) == set("config trace objective seed requests picked_on load stretch least ttft_slo_ms "
                              "tpot_slo_ms guide base candidates confirmed recommended".split()), sorted(a)
-        assert a["requests"] == 60 and a["picked_on"] == 30
+        assert a["requests"] == 60 and a["picked_on"] == 32  # 8 of 15 windows of 4
         assert a["candidates"][0]["label"] == "as it is" and a["candidates"][0]["set"] == []
         for c in a["candidates"]:
             assert isinstance(c["set"], list) and ("cannot_run" in c or set(c["figures"]) == set(
@@ -275,7 +275,6 @@ def bad_lines_are_refused_before_anything_runs():
                 (("-c", SIM, "--trace", t, "--only", "pool,spec"), 2, "some of reuse,pool,lifetime,speculation"),
                 (("-c", SIM, "--trace", t, "--jobs", "0"), 2, "1 .. 16"),
                 (("-c", SIM, "--trace", t, "--format", "csv"), 2, "mooncake"),
-                (("-c", SIM, "--trace", t, "--pick", "10"), 1, "--pick 10: the trace has 10 requests"),
                 (("-c", SIM, "--trace", broken), 1, "line 1: output_length"),
                 (("-c", SIM, "--trace", os.path.join(d, "no")), 2, "no"),
                 (("-c", SIM, "--trace", one), 1, "one request"),

@@ -361,6 +361,7 @@ static struct kg_advise_gain judged(const struct kg_ab_run *a, const struct kg_a
 {
     const struct kg_advise_judge j = {.base = a,
                                       .other = b,
+                                      .n_all = from + n,
                                       .from = from,
                                       .n = n,
                                       .objective = objective,
@@ -385,9 +386,12 @@ static void the_best_of_many_equal_ones_is_not_taken_for_better(void **state)
     for (uint32_t trial = 0; trial < n_trials; trial++) {
         struct kg_ab_run base = made_run(&rng, n, 1, 0.3), best = {0};
         double most = -INFINITY;
+        uint32_t n_pick = 0;
+        assert_int_equal(kg_advise_part(&base, n, &n_pick), KG_OK);
         for (uint32_t k = 0; k < n_tries; k++) {
             struct kg_ab_run c = made_run(&rng, n, 1, 0.3);
-            const struct kg_advise_judge j = {.base = &base, .other = &c, .n = n / 2};
+            assert_int_equal(kg_advise_part(&c, n, &n_pick), KG_OK);
+            const struct kg_advise_judge j = {.base = &base, .other = &c, .n_all = n, .n = n_pick};
             double gain = kg_advise_gain_of(&j);
             if (gain > most) {
                 free(best.rows);
@@ -398,7 +402,7 @@ static void the_best_of_many_equal_ones_is_not_taken_for_better(void **state)
             }
         }
         n_picked += most > 0.01; /* picking alone would have fallen for it */
-        n_wrong += judged(&base, &best, n / 2, n / 2, KG_ADVISE_TTFT).is_better;
+        n_wrong += judged(&base, &best, n_pick, n - n_pick, KG_ADVISE_TTFT).is_better;
         free(base.rows);
         free(best.rows);
     }
@@ -426,6 +430,29 @@ static void a_gain_of_eight_percent_is_confirmed_and_its_sign_is_right(void **st
     free(b.rows);
 }
 
+static void every_other_window_is_held_out_and_nobody_is_lost(void **state)
+{
+    struct kg_rng rng;
+    uint32_t n_pick = 0, seen[100] = {0};
+
+    (void)state;
+    kg_rng_seed(&rng, 5);
+    struct kg_ab_run a =
+        made_run(&rng, 100, 1, 0); /* windows of 7: 0 .. 6 picked on, 7 .. 13 not */
+    assert_int_equal(kg_advise_part(&a, 100, &n_pick), KG_OK);
+    assert_int_equal(n_pick, 8 * 7 - 5); /* the last window, 98 .. 99, is one of them */
+    for (uint32_t i = 0; i < 100; i++) {
+        uint32_t at = (uint32_t)a.rows[i].id - 1;
+        assert_int_equal(at / 7 % 2, i >= n_pick);
+        assert_true(i == 0 || i == n_pick || a.rows[i].id > a.rows[i - 1].id);
+        seen[at]++;
+    }
+    for (uint32_t i = 0; i < 100; i++) {
+        assert_int_equal(seen[i], 1);
+    }
+    free(a.rows);
+}
+
 static void throughput_is_requests_over_the_time_until_the_last_ended(void **state)
 {
     uint32_t n = 400;
@@ -444,8 +471,12 @@ static void throughput_is_requests_over_the_time_until_the_last_ended(void **sta
     assert_true(g.lo <= g.rel && g.rel <= g.hi);
     g = judged(&a, &b, n / 2, n / 2, KG_ADVISE_THROUGHPUT); /* only what these took */
     assert_true(fabs(g.a - 100) < 1e-6 && fabs(g.b - 125) < 1e-6);
-    const struct kg_advise_judge j = {
-        .base = &a, .other = &b, .from = 100, .n = 200, .objective = KG_ADVISE_THROUGHPUT};
+    const struct kg_advise_judge j = {.base = &a,
+                                      .other = &b,
+                                      .n_all = n,
+                                      .from = 100,
+                                      .n = 200,
+                                      .objective = KG_ADVISE_THROUGHPUT};
     assert_true(fabs(kg_advise_gain_of(&j) - 0.25) < 1e-9);
     free(a.rows);
     free(b.rows);
@@ -458,7 +489,7 @@ static void who_ends_fewer_requests_well_gains_nothing(void **state)
     (void)state;
     kg_rng_seed(&rng, 5);
     struct kg_ab_run a = made_run(&rng, 100, 1, 0), b = made_run(&rng, 100, 0.5, 0);
-    const struct kg_advise_judge j = {.base = &a, .other = &b, .n = 100};
+    const struct kg_advise_judge j = {.base = &a, .other = &b, .n_all = 100, .n = 100};
     assert_true(fabs(kg_advise_gain_of(&j) - 0.5) < 1e-9);
     b.rows[7].ok = 0;
     b.rows[7].v[KG_AB_REFUSED] = 1;
@@ -520,6 +551,7 @@ int main(void)
         cmocka_unit_test(the_same_gains_give_the_same_search),
         cmocka_unit_test(the_best_of_many_equal_ones_is_not_taken_for_better),
         cmocka_unit_test(a_gain_of_eight_percent_is_confirmed_and_its_sign_is_right),
+        cmocka_unit_test(every_other_window_is_held_out_and_nobody_is_lost),
         cmocka_unit_test(throughput_is_requests_over_the_time_until_the_last_ended),
         cmocka_unit_test(who_ends_fewer_requests_well_gains_nothing),
         cmocka_unit_test(the_simpler_of_two_that_gain_alike_is_recommended),
