@@ -100,6 +100,10 @@ static void text_memory(const struct kg_check *k, struct kg_buf *b)
             (void)kg_buf_puts(b, ", weights ");
             put_bytes(b, d->draft_weight_bytes);
         }
+        if (d->draft_q_bytes != 0) {
+            (void)kg_buf_puts(b, "; probabilities of drafts, under rejection and block, at most ");
+            put_bytes(b, d->draft_q_bytes);
+        }
         (void)kg_buf_putc(b, '\n');
     }
     put_line(b, "state");
@@ -334,6 +338,7 @@ static void json_model(const struct kg_check *k, struct kg_buf *b)
     put_num(b, "context_tokens", k->context);
     put_num(b, "weight_bytes", d->weight_bytes);
     put_num(b, "draft_weight_bytes", d->draft_weight_bytes);
+    put_num(b, "draft_q_bytes", d->draft_q_bytes);
     put_num(b, "scratch_bytes", d->scratch_bytes);
     (void)kg_buf_puts(b, "},\"compute\":{");
     put_key(b, "kernels", d->kernels);

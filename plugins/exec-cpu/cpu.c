@@ -238,6 +238,7 @@ static void cpu_describe(const struct kg_exec *e, struct kg_exec_desc *d)
         d->caps |= KG_EXEC_CAP_DRAFT;
         d->draft_block = e->draft.ckpt->config.block;
         d->draft_weight_bytes = draft->weight_bytes;
+        d->draft_q_bytes = cpu_draft_q_bytes(e);
     }
 }
 
@@ -369,7 +370,7 @@ static const struct kg_plugin plugin = {
     .size = sizeof(plugin),
     .major = KG_EXEC_MAJOR,
     .minor = KG_EXEC_MINOR,
-    .needs_minor = 1, /* kg_sampling.accept, and all of kg_result */
+    .needs_minor = 2, /* kg_sampling.accept, all of kg_result and of kg_exec_desc */
     .name = "cpu",
     .version = KG_VERSION,
     .summary = "Kimi K3 and Kimi-Linear on the CPU, reproducible to the bit",

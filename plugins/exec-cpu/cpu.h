@@ -137,6 +137,8 @@ int cpu_wait(struct kg_exec *e, struct kg_result *result, struct kg_error *err);
 KG_CHECKED int cpu_draft_load(struct kg_exec *e, const struct kg_exec_open *args,
                               struct kg_error *err);
 KG_CHECKED int cpu_draft_open(struct kg_exec *e, struct kg_error *err);
+/* Probabilities of all drafts; there is a drafter. */
+uint64_t cpu_draft_q_bytes(const struct kg_exec *e);
 /* Pages a block takes beside those of its sequence; 0 without a drafter. */
 uint32_t cpu_draft_pages(const struct kg_exec *e, uint32_t page_tokens);
 /* Memory of drafting; after the arena, whose spare pages it uses. */

@@ -42,6 +42,12 @@ uint32_t cpu_draft_pages(const struct kg_exec *e, uint32_t page_tokens)
     return (uint32_t)((n + page_tokens - 1) / page_tokens);
 }
 
+uint64_t cpu_draft_q_bytes(const struct kg_exec *e)
+{
+    return (uint64_t)e->limits.max_seqs * e->draft.ckpt->config.block * e->limits.vocab *
+           sizeof(*e->draft.q);
+}
+
 int cpu_draft_bind(struct kg_exec *e, struct kg_error *err)
 {
     struct cpu_drafting *d = &e->draft;
@@ -64,7 +70,7 @@ int cpu_draft_bind(struct kg_exec *e, struct kg_error *err)
     d->saved = d->before + seqs;
     d->tokens = d->saved + seqs * d->spare;
     /* Only requests judged by rejection touch it: mapped, so that the rest takes no memory. */
-    d->q_bytes = seqs * block * e->limits.vocab * sizeof(*d->q);
+    d->q_bytes = cpu_draft_q_bytes(e);
     void *q = mmap(NULL, d->q_bytes, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (q == MAP_FAILED)

@@ -28,7 +28,7 @@
 #include <kedge/pool.h>
 
 #define KG_EXEC_MAJOR 1
-#define KG_EXEC_MINOR 1
+#define KG_EXEC_MINOR 2
 
 /* Capability bits. The first three are the promise of core/docs/architecture.md. */
 #define KG_EXEC_CAP_INVARIANT_BATCH 1ull /* bits do not depend on the batch */
@@ -51,12 +51,12 @@ struct kg_exec_open {
     const char *model_path;             /* folder of the checkpoint, or "" where none is needed */
     const char *draft_path;             /* folder of the drafter, NULL for none */
     const struct kg_comm_ops *comm_ops; /* NULL when world is 1 */
-    struct kg_comm *comm;               /* opened; open takes its symmetric memory and seals; or NULL */
-    uint32_t rank, world;               /* this process, processes in the group */
-    uint32_t max_seqs;                  /* backend slots */
-    uint32_t max_rows;                  /* most rows of a step ([engine] step_tokens) */
-    uint32_t max_context;               /* most tokens of a sequence; 0 for the model's own limit */
-    uint32_t max_draft;                 /* most draft rows per sequence */
+    struct kg_comm *comm; /* opened; open takes its symmetric memory and seals; or NULL */
+    uint32_t rank, world; /* this process, processes in the group */
+    uint32_t max_seqs;    /* backend slots */
+    uint32_t max_rows;    /* most rows of a step ([engine] step_tokens) */
+    uint32_t max_context; /* most tokens of a sequence; 0 for the model's own limit */
+    uint32_t max_draft;   /* most draft rows per sequence */
 };
 
 /* What the backend says of itself after open. Sizes in bytes, counts as named. */
@@ -86,6 +86,8 @@ struct kg_exec_desc {
     uint64_t rewind_bytes;       /* the part of scratch_bytes that is such records, all sequences */
     const char *rewind;          /* "replay", "snapshot" or NULL; lives until close */
     uint64_t draft_weight_bytes; /* the part of weight_bytes that is the drafter's (minor 1) */
+    uint64_t draft_q_bytes; /* of scratch, probabilities of drafts of all sequences: taken, beside
+                               scratch_bytes, as far as rejection and block need them (minor 2) */
 };
 
 /* How drafts are accepted (core/model/accept.h has the rules). Without drafts and at temperature 0

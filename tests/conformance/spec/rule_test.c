@@ -22,6 +22,7 @@ struct live {
     uint32_t tokens[BEGIN + LENGTH + MOST + 1], n; /* known; drafts behind them */
     uint64_t seed;
     float survival[MOST], q[MOST][V];
+    int ended;
     int drawn; /* the drafts are the drafter's */
 };
 
@@ -35,7 +36,7 @@ struct batch {
     struct kg_spec_seq seqs[SEQS];
     uint32_t at[SEQS], n; /* slots of the step */
     uint32_t lengths[SEQS];
-    uint64_t n_begun, n_done, n_rows, n_drafted, n_looked, n_accepted, step;
+    uint64_t n_begun, n_done, n_rows, n_drafted, n_looked, n_accepted, n_stopped, step;
     uint32_t counts[CELLS];
     void *scratch;
 };
@@ -66,7 +67,9 @@ static void batch_open(struct batch *b, uint32_t rule)
     b->host = (p->caps & KG_SPEC_CAP_HOST) != 0;
     b->model = (p->caps & KG_SPEC_CAP_MODEL) != 0;
     assert_int_equal(b->ops->open(&b->part.host, b->part.conf, SEQS, MOST, &b->spec, &err), KG_OK);
-    b->w = (struct world){.salt = 31, .sampling = {.temperature = 0.9f, .accept = rule}};
+    b->w = (struct world){
+        .salt = 31,
+        .sampling = {.temperature = 0.9f, .accept = rule, .n_stop_ids = 2, .stop_ids = {1, 9}}};
     world_make(&b->w);
     b->scratch = aligned_alloc(64, (kg_accept_scratch_bytes(V) + 63) / 64 * 64);
 }
@@ -103,7 +106,7 @@ static void fill(struct batch *b, uint32_t cap)
 }
 
 /* What a drafter does for one sequence; says the exact probability of rejection's acceptance. */
-static void draft_one(struct batch *b, struct live *r, uint32_t n)
+static uint32_t draft_one(struct batch *b, struct live *r, uint32_t n)
 {
     float survival = 1.0f;
 
@@ -113,7 +116,10 @@ static void draft_one(struct batch *b, struct live *r, uint32_t n)
         r->survival[k] = survival *= (float)b->w.survives[a][c];
         memcpy(r->q[k], b->w.q[a][c], sizeof(r->q[k]));
         r->tokens[r->n + k] = world_draw(&b->w, r->tokens, r->n, k);
+        if (world_is_stop(&b->w, r->tokens[r->n + k]))
+            return k + 1; /* nothing comes after it */
     }
+    return n;
 }
 
 static void draft(struct batch *b, const struct kg_spec_view *v)
@@ -135,8 +141,7 @@ static void draft(struct batch *b, const struct kg_spec_view *v)
     for (uint32_t i = 0; i < b->n; i++) {
         struct live *r = &b->live[b->at[i]];
         if (r->drawn) {
-            draft_one(b, r, counts[i]);
-            b->seqs[i].n_drafted = counts[i];
+            b->seqs[i].n_drafted = draft_one(b, r, counts[i]);
             b->seqs[i].survival = r->survival;
         }
         for (uint32_t k = 0; k < b->seqs[i].n_drafted; k++) /* fakes have a larger vocabulary */
@@ -170,6 +175,7 @@ static void verify(struct batch *b, uint32_t i, struct kg_spec_seen *seen, uint3
     kg_accept_run(&a, b->scratch, &got);
     memcpy(r->tokens + r->n, tokens, got.n_tokens * sizeof(*tokens));
     r->n += got.n_tokens;
+    r->ended = r->n == BEGIN + LENGTH || (got.flags & KG_RES_STOP);
     b->n_rows += n;
     b->n_accepted += got.n_accepted;
     *seen = (struct kg_spec_seen){.id = r->id,
@@ -203,7 +209,10 @@ static void run_step(struct batch *b)
         verify(b, i, &seen[n_seen++], tokens[i]);
         struct live *r = &b->live[b->at[i]];
         const uint32_t *t = r->tokens + BEGIN;
-        if (r->n == BEGIN + LENGTH) {
+        if (r->ended) {
+            b->n_stopped += r->n < BEGIN + LENGTH;
+            for (; r->n < BEGIN + LENGTH; r->n++)
+                r->tokens[r->n] = r->tokens[r->n - 1];
             b->counts[(t[0] * V + t[1]) * V + t[2]]++;
             b->n_done++;
             seen[n_seen++] = (struct kg_spec_seen){.id = r->id, .slot = b->at[i], .ended = 1};
@@ -228,6 +237,7 @@ static void check_rule(const char *name, uint32_t rule)
                   (unsigned long long)b.n_drafted, (unsigned long long)b.n_rows,
                   (unsigned long long)b.n_accepted, z);
     assert_true(z < 3.5);
+    assert_true(b.n_stopped > 1000); /* before the last token */
     if (b.ops->block(b.spec) > 0)
         assert_true(b.n_rows > 1000); /* it did speculate */
     batch_close(&b);

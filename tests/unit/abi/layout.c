@@ -141,7 +141,7 @@ AT(kg_exec_open, max_rows, 52);
 AT(kg_exec_open, max_context, 56);
 AT(kg_exec_open, max_draft, 60);
 
-SIZE(kg_exec_desc, 168);
+SIZE(kg_exec_desc, 176);
 AT(kg_exec_desc, caps, 8);
 AT(kg_exec_desc, token_bytes, 16);
 AT(kg_exec_desc, draft_token_bytes, 24);
@@ -167,6 +167,7 @@ AT(kg_exec_desc, record_bytes, 136);
 AT(kg_exec_desc, rewind_bytes, 144);
 AT(kg_exec_desc, rewind, 152);
 AT(kg_exec_desc, draft_weight_bytes, 160);
+AT(kg_exec_desc, draft_q_bytes, 168);
 
 SIZE(kg_sampling, 128);
 AT(kg_sampling, top_p, 4);

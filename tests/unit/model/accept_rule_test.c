@@ -36,14 +36,14 @@ struct request {
     uint32_t tokens[BEGIN + LENGTH + MOST + 1]; /* a prompt of two tokens, then the output */
     uint32_t n;
     uint32_t lag; /* length the last window deserved */
-    uint64_t n_drafted, n_accepted, n_windows;
+    uint64_t n_drafted, n_accepted, n_windows, n_stopped;
 };
 
 /* Drafts up to `most` tokens behind the request's own; returns how many are verified. */
 static uint32_t draft(const struct choice *c, struct request *r, uint32_t most, float q[MOST][V])
 {
     const struct world *w = &c->w;
-    uint32_t n_safe = most, n_likely = most, lag = r->lag;
+    uint32_t n_safe = most, n_likely = most, lag = r->lag, asked = most;
 
     for (uint32_t k = 0; k < most; k++) {
         uint32_t a = r->tokens[r->n + k - 2], b = r->tokens[r->n + k - 1];
@@ -53,13 +53,19 @@ static uint32_t draft(const struct choice *c, struct request *r, uint32_t most, 
         memcpy(q[k], w->q[a][b], sizeof(q[k]));
         if (w->q[a][b][x] < 0.1f && n_likely == most)
             n_likely = k;
+        if (world_is_stop(w, x)) { /* the last draft, as of the drafter */
+            most = k + 1;
+            n_safe = n_safe < most ? n_safe : most;
+            n_likely = n_likely < most ? n_likely : most;
+        }
     }
     r->lag = n_safe;
     switch (c->window) {
     case FIXED:
         return most;
     case DRAWN:
-        return (uint32_t)(world_mix(w->sampling.seed * 31 + r->n) % (most + 1));
+        n_likely = (uint32_t)(world_mix(w->sampling.seed * 31 + r->n) % (asked + 1));
+        return n_likely < most ? n_likely : most;
     case THRESHOLD:
         return n_safe;
     case LAGGED:
@@ -101,7 +107,7 @@ static void round_of(const struct choice *c, struct request *r, struct kg_token_
                           .counts = kg_sampling_has_penalty(&w->sampling) ? counts : NULL,
                           .tokens = tokens};
     kg_accept_run(&a, scratch, &got);
-    assert_int_equal(got.flags, 0);
+    assert_int_equal(got.flags & ~KG_RES_STOP, 0);
     assert_true(got.n_tokens >= 1 && got.n_tokens <= n + 1 && got.n_accepted <= n);
     assert_memory_equal(tokens, r->tokens + r->n, got.n_accepted * sizeof(uint32_t));
     memcpy(r->tokens + r->n, tokens, got.n_tokens * sizeof(uint32_t));
@@ -109,6 +115,12 @@ static void round_of(const struct choice *c, struct request *r, struct kg_token_
     r->n_drafted += n;
     r->n_accepted += got.n_accepted;
     r->n_windows += n > 0;
+    assert_int_equal(world_is_stop(w, r->tokens[r->n - 1]), (got.flags & KG_RES_STOP) != 0);
+    if (got.flags & KG_RES_STOP) {
+        r->n_stopped++;
+        for (; r->n < BEGIN + LENGTH; r->n++)
+            r->tokens[r->n] = r->tokens[r->n - 1];
+    }
 }
 
 /* --- the comparison --------------------------------------------------------------------------- */
@@ -190,6 +202,19 @@ static void filters_and_penalties_belong_to_the_distribution(void **state)
         for (uint32_t rule = KG_ACCEPT_REJECTION; rule <= KG_ACCEPT_BLOCK; rule++)
             check_run("filtered", rule, FIXED, 0, 5 + i, &cases[i]);
     }
+}
+
+static void stop_ids_among_drafts_end_runs_without_a_bias(void **state)
+{
+    static const struct kg_sampling stops = {
+        .temperature = 0.9f, .n_stop_ids = 3, .stop_ids = {1, 6, 12}};
+
+    (void)state;
+    for (uint32_t rule = KG_ACCEPT_COUPLED; rule <= KG_ACCEPT_BLOCK; rule++) {
+        check_run("stops", rule, FIXED, 0, 11, &stops);
+        check_run("stops", rule, rule == KG_ACCEPT_BLOCK ? THRESHOLD : LAGGED, 0, 13, &stops);
+    }
+    check_run("stops", KG_ACCEPT_BLOCK, FIXED, 1, 11, &stops);
 }
 
 /* What the comparison is worth: it finds what is wrong. */
@@ -439,6 +464,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_rule_has_the_distribution_of_plain_decoding),
         cmocka_unit_test(filters_and_penalties_belong_to_the_distribution),
+        cmocka_unit_test(stop_ids_among_drafts_end_runs_without_a_bias),
         cmocka_unit_test(a_window_chosen_by_its_own_drafts_is_found_out),
         cmocka_unit_test(under_coupling_no_choice_of_windows_can_do_harm),
         cmocka_unit_test(exactness_costs_acceptance_in_this_order),

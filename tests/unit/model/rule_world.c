@@ -109,6 +109,15 @@ uint32_t world_draw(const struct world *w, const uint32_t *tokens, uint32_t n, u
     return x;
 }
 
+int world_is_stop(const struct world *w, uint32_t token)
+{
+    for (uint32_t i = 0; i < w->sampling.n_stop_ids; i++) {
+        if (w->sampling.stop_ids[i] == token)
+            return 1;
+    }
+    return 0;
+}
+
 void world_reference(const struct world *w, double *cells)
 {
     for (uint32_t c = 0; c < CELLS; c++) {
@@ -118,6 +127,10 @@ void world_reference(const struct world *w, double *cells)
         in_prompt[3] = in_prompt[5] = 1;
         cells[c] = 1.0;
         for (uint32_t i = BEGIN; i < BEGIN + LENGTH; i++) {
+            if (i > BEGIN && world_is_stop(w, t[i - 1])) {
+                cells[c] *= t[i] == t[i - 1];
+                continue;
+            }
             if (kg_sampling_has_penalty(&w->sampling))
                 probs(w, w->x[1][t[i - 2]][t[i - 1]], in_prompt, in_output, p);
             else

@@ -26,12 +26,14 @@ struct world {
 
 /* Fills the tables from salt and sampling. */
 void world_make(struct world *w);
+int world_is_stop(const struct world *w, uint32_t token);
 uint64_t world_mix(uint64_t h);
 double world_unit(uint64_t h); /* in 0..1, of a hash */
 /* Draft k, rising from 0, behind the n known tokens and the drafts before it: a token of q, coupled
  * with the target's own draw under that rule. */
 uint32_t world_draw(const struct world *w, const uint32_t *tokens, uint32_t n, uint32_t k);
-/* Exact probabilities of the LENGTH tokens behind the prompt 3, 5: cells[CELLS]. */
+/* Exact probabilities of the LENGTH tokens behind the prompt 3, 5: cells[CELLS]. Behind a stop id
+ * the rest of a cell is that id. */
 void world_reference(const struct world *w, double *cells);
 /* How many deviations the statistic lies above its mean (Wilson and Hilferty), counts[CELLS] of n
  * requests; cells that are rare count as one. */
