@@ -34,7 +34,7 @@ static void pack_all(struct kg_packer *p, struct kg_drafter *d, const struct kg_
         memset(w, 0, sizeof(*w));
         w->input_norm = kg_pack_vector(p, &t->input_norm);
         w->post_norm = kg_pack_vector(p, &t->post_norm);
-        kg_pack_mla(p, c, &w->mla, &t->mla);
+        kg_pack_mla(p, c, 0, &w->mla, &t->mla);
         kg_pack_mlp(p, &w->mlp, &t->mlp);
     }
     kg_pack_matrix(p, &d->context_proj, &k->context_proj);

@@ -45,8 +45,8 @@ struct kg_drafter_sizes {
     uint64_t scratch_bytes; /* working memory */
 };
 
-/* KG_EINVAL names what of the configuration the kernels cannot do, or the tensor with a value that is
- * not finite; KG_ENOMEM the bytes. *drafter is set only on success. */
+/* KG_EINVAL names what of the configuration the kernels cannot do, or the tensor with a value that
+ * is not finite; KG_ENOMEM the bytes. *drafter is set only on success. */
 KG_CHECKED int kg_drafter_open(const struct kg_drafter_args *args, struct kg_drafter **drafter,
                                struct kg_error *err);
 void kg_drafter_close(struct kg_drafter *drafter); /* NULL is allowed */

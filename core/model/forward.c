@@ -132,12 +132,6 @@ static void forward_output(struct kg_model *m, const struct kg_forward *f, const
 {
     size_t width = m->c->hidden;
     uint32_t n_srcs = r->n_blocks + 1;
-    struct kg_product head = {.w = &m->lm_head,
-                              .x = m->s.hidden,
-                              .y = m->s.logits,
-                              .x_stride = width,
-                              .y_stride = m->c->vocab,
-                              .rows = f->n_logits};
 
     for (uint32_t i = 0, n; i < f->n_out; i += n) {
         const float *h = m->s.streams[0] + f->out_rows[i] * width;
@@ -155,7 +149,7 @@ static void forward_output(struct kg_model *m, const struct kg_forward *f, const
         kg_tap_f32(m, KG_NONE, mix_final.out, m->s.mixed, width, f->n_out, m->c->hidden);
     }
     kg_tap_f32(m, KG_NONE, "final.normed", m->s.hidden, width, f->n_out, m->c->hidden);
-    m->k->product(m->team, &head, 1);
+    kg_model_head(m, m->s.hidden, m->s.logits, f->n_logits);
     kg_tap_f32(m, KG_NONE, "final.logits", m->s.logits, m->c->vocab, f->n_logits, m->c->vocab);
 }
 

@@ -103,7 +103,14 @@ struct kg_model {
     const struct kg_host *host;
     const struct kg_kernels *k;
     struct kg_team *team;
-    const struct kg_model_config *c;     /* the checkpoint's */
+    const struct kg_model_config *c; /* the checkpoint's, or `local` */
+    struct kg_model_config local;    /* sizes of this rank */
+    struct kg_split split;
+    const struct kg_comm_ops *comm_ops; /* NULL: alone */
+    struct kg_comm *comm;
+    int lost;              /* of a collective */
+    float *part;           /* symmetric: (max_rows, hidden or latent), what is summed over ranks */
+    float *vocab, *vocabs; /* symmetric: KG_VOCAB_FLOATS of own logits, and of all ranks' */
     const struct kg_draft_config *draft; /* NULL without a drafter */
     struct kg_tensor embed;
     struct kg_model_sizes sizes;
@@ -132,6 +139,21 @@ void kg_model_free(const struct kg_host *host, void *p, uint64_t bytes);
 KG_CHECKED int kg_model_pack(struct kg_model *m, const struct kg_ckpt *ckpt, struct kg_error *err);
 /* Lays out the working memory: s, sizes.scratch_bytes. */
 KG_CHECKED int kg_model_scratch(struct kg_model *m, struct kg_error *err);
+
+/* parallel.c. Most floats of logits a rank gives at once. */
+#define KG_VOCAB_FLOATS (1u << 18)
+/* Where a partial sum is computed that kg_model_reduce will add up: `out` itself when alone. */
+static inline float *kg_model_partial(const struct kg_model *m, float *out)
+{
+    return m->comm_ops == NULL ? out : m->part;
+}
+/* Adds (rows, width) of m->part over the ranks, into out. Nothing to do when alone. */
+void kg_model_reduce(struct kg_model *m, float *out, uint32_t width, uint32_t rows);
+/* Logits of all ranks' rows of lm_head: hidden (rows) -> out (rows, vocab). */
+void kg_model_head(struct kg_model *m, const float *hidden, float *out, uint32_t rows);
+/* Takes the symmetric memory. */
+KG_CHECKED int kg_model_join(struct kg_model *m, const struct kg_model_args *args,
+                             struct kg_error *err);
 
 /* Sublayers: m->s.normed -> out (rows, hidden), which may not be normed. */
 void kg_forward_kda(struct kg_model *m, uint32_t layer, const struct kg_forward *f, float *out);

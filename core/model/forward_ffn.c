@@ -23,12 +23,14 @@ void kg_forward_mlp(struct kg_model *m, uint32_t l, uint32_t rows, float *out)
         {&w->gate, m->s.normed, m->s.ffn.gate, hidden, inter, rows},
         {&w->up, m->s.normed, m->s.ffn.up, hidden, inter, rows},
     };
-    struct kg_product down = {&w->down, m->s.ffn.gate, out, inter, hidden, rows};
+    struct kg_product down = {&w->down, m->s.ffn.gate, kg_model_partial(m, out),
+                              inter,    hidden,        rows};
 
     m->k->product(m->team, in, 2);
     activate(m, rows, inter);
     kg_tap_f32(m, l, "mlp.act", m->s.ffn.gate, inter, rows, inter);
     m->k->product(m->team, &down, 1);
+    kg_model_reduce(m, out, hidden, rows);
     kg_tap_f32(m, l, "mlp.out", out, hidden, rows, hidden);
 }
 
@@ -86,13 +88,13 @@ static void route(struct kg_model *m, uint32_t l, uint32_t rows, float *sum)
     kg_tap_f32(m, l, "moe.sum", sum, width, rows, width);
 }
 
-/* The latent sum back to the hidden width. */
+/* The latent sum back to the hidden width; of several ranks, each its part of the latent. */
 static void ascend(struct kg_model *m, uint32_t l, uint32_t rows, float *out)
 {
     const struct kg_w_moe *w = &m->layers[l].moe;
     uint32_t hidden = m->c->hidden, latent = m->c->latent;
     float *sum = m->s.ffn.sum;
-    struct kg_product up = {&w->latent_up, sum, out, latent, hidden, rows};
+    struct kg_product up = {&w->latent_up, sum + m->split.latent0, out, latent, hidden, rows};
 
     if (w->latent_norm != NULL) {
         m->k->rmsnorm(m->team, sum, latent, sum, latent, w->latent_norm, rows, latent,
@@ -109,18 +111,24 @@ void kg_forward_moe(struct kg_model *m, uint32_t l, uint32_t rows, float *out)
     const struct kg_model_config *c = m->c;
     uint32_t inter = c->shared_inter;
     float *shared = m->s.mixed; /* free since the norm */
+    float *y = kg_model_partial(m, out);
     struct kg_product down = {&w->shared.down, m->s.ffn.gate, shared, inter, c->hidden, rows};
 
     project(m, w, rows);
-    route(m, l, rows, c->latent != 0 ? m->s.ffn.sum : out);
-    if (c->latent != 0)
-        ascend(m, l, rows, out);
+    if (c->latent != 0) {
+        route(m, l, rows, kg_model_partial(m, m->s.ffn.sum));
+        kg_model_reduce(m, m->s.ffn.sum, c->latent, rows); /* a norm may follow: it needs all */
+        ascend(m, l, rows, y);
+    } else {
+        route(m, l, rows, y);
+    }
     if (inter != 0) {
         activate(m, rows, inter);
         kg_tap_f32(m, l, "moe.shared.act", m->s.ffn.gate, inter, rows, inter);
         m->k->product(m->team, &down, 1);
         kg_tap_f32(m, l, "moe.shared.out", shared, c->hidden, rows, c->hidden);
-        m->k->add(m->team, out, c->hidden, out, c->hidden, shared, c->hidden, rows, c->hidden);
+        m->k->add(m->team, y, c->hidden, y, c->hidden, shared, c->hidden, rows, c->hidden);
     }
+    kg_model_reduce(m, out, c->hidden, rows);
     kg_tap_f32(m, l, "moe.out", out, c->hidden, rows, c->hidden);
 }

@@ -269,7 +269,7 @@ void kg_forward_kda(struct kg_model *m, uint32_t l, const struct kg_forward *f, 
     const struct kg_model_config *c = m->c;
     uint32_t width = kg_kda_width(c), rows = f->n_rows;
     float *o = m->s.kda.o;
-    struct kg_product last = {&w->kda.o, o, out, width, c->hidden, rows};
+    struct kg_product last = {&w->kda.o, o, kg_model_partial(m, out), width, c->hidden, rows};
 
     project(m, l, rows);
     convolve(m, w, f, m->s.kda.raw);
@@ -283,5 +283,6 @@ void kg_forward_kda(struct kg_model *m, uint32_t l, const struct kg_forward *f, 
                         c->kda_heads, c->kda_dim, c->rms_eps);
     kg_tap_f32(m, l, "kda.o_gated", o, width, rows, width);
     m->k->product(m->team, &last, 1);
+    kg_model_reduce(m, out, c->hidden, rows);
     kg_tap_f32(m, l, "kda.out", out, c->hidden, rows, c->hidden);
 }

@@ -118,7 +118,7 @@ void kg_forward_mla(struct kg_model *m, uint32_t l, const struct kg_forward *f, 
     const struct kg_model_config *c = m->c;
     uint32_t v_width = c->mla_heads * c->v_dim, rows = f->n_rows;
     float *o = m->s.mla.o;
-    struct kg_product last = {&w->o, o, out, v_width, c->hidden, rows};
+    struct kg_product last = {&w->o, o, kg_model_partial(m, out), v_width, c->hidden, rows};
 
     project(m, l, rows);
     absorb(m, w, rows);
@@ -130,5 +130,6 @@ void kg_forward_mla(struct kg_model *m, uint32_t l, const struct kg_forward *f, 
         kg_tap_f32(m, l, "mla.o_gated", o, v_width, rows, v_width);
     }
     m->k->product(m->team, &last, 1);
+    kg_model_reduce(m, out, c->hidden, rows);
     kg_tap_f32(m, l, "mla.out", out, c->hidden, rows, c->hidden);
 }

@@ -101,7 +101,7 @@ int kg_model_open(const struct kg_model_args *args, struct kg_model **model, str
     m->host = args->host;
     m->k = args->kernels;
     m->team = args->team;
-    m->c = c;
+    m->c = &m->local;
     m->max_rows = args->max_rows;
     m->max_seqs = args->max_seqs;
     m->max_orders = args->max_orders;
@@ -109,6 +109,12 @@ int kg_model_open(const struct kg_model_args *args, struct kg_model **model, str
     m->rewind = args->rewind;
     m->draft = args->draft;
     m->n_streams = c->block_layers == 0 ? 1 : (c->n_layers - 1) / c->block_layers + 2;
+    rc =
+        kg_model_split(c, args->rank, args->world > 1 ? args->world : 1, &m->split, &m->local, err);
+    if (rc != KG_OK) {
+        kg_model_free(m->host, m, sizeof(*m));
+        return rc;
+    }
     set_sizes(m);
     m->layers = kg_model_alloc(m->host, c->n_layers * sizeof(*m->layers));
     if (m->layers == NULL) {
@@ -119,6 +125,8 @@ int kg_model_open(const struct kg_model_args *args, struct kg_model **model, str
     rc = kg_model_pack(m, args->ckpt, err);
     if (rc == KG_OK)
         rc = kg_model_scratch(m, err);
+    if (rc == KG_OK)
+        rc = kg_model_join(m, args, err);
     if (rc < 0)
         goto err_close;
     *model = m;

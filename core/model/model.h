@@ -45,6 +45,11 @@ struct kg_model_args {
     uint32_t rewind;                  /* enum kg_rewind */
     /* a pass keeps the features this drafter reads; must outlive the model; NULL: none */
     const struct kg_draft_config *draft;
+    /* Tensor parallelism: this model is rank `rank` of `world`, and meets the others through
+     * collectives, from which it takes symmetric memory at open. world 0 or 1: alone, comm NULL. */
+    uint32_t rank, world;
+    const struct kg_comm_ops *comm_ops;
+    struct kg_comm *comm;
 };
 
 struct kg_model_sizes {
@@ -58,6 +63,26 @@ struct kg_model_sizes {
     uint64_t verify_row_bytes; /* of one verified row: what its commit needs */
     uint64_t rewind_bytes;     /* of max_verify rows; untouched memory costs nothing */
 };
+
+/*
+ * How a model is dealt to `world` ranks (core/docs/ranks.md): heads in blocks of ceil(heads /
+ * world), the last rank's missing ones zero; widths of feed-forward blocks in blocks of ceil(width
+ * / world), rounded up to 32; rows of the vocabulary likewise. Latents, routers and norms are on
+ * every rank.
+ */
+struct kg_split {
+    uint32_t rank, world;
+    uint32_t kda0, mla0;               /* first head */
+    uint32_t dense0, shared0, expert0; /* first of the inner width */
+    uint32_t latent0, latent;          /* of the latent: first, number */
+    uint32_t vocab0, vocab;            /* rows of lm_head: first, number per rank */
+};
+
+/* Fills *split and *local (sizes of that rank). KG_ECONFIG names what leaves a rank without work.
+ */
+KG_CHECKED int kg_model_split(const struct kg_model_config *config, uint32_t rank, uint32_t world,
+                              struct kg_split *split, struct kg_model_config *local,
+                              struct kg_error *err);
 
 /*
  * Packs the weights and takes the working memory. KG_EINVAL names what of the configuration the
@@ -107,8 +132,14 @@ struct kg_forward {
     uint32_t n_rows, n_seqs, n_out, n_logits;
 };
 
-/* Computes. Writes pages, states and orders; allocates nothing and cannot fail. */
+/* Computes. Writes pages, states and orders; allocates nothing and cannot fail, but for
+ * kg_model_lost. */
 void kg_model_forward(struct kg_model *model, const struct kg_forward *pass);
+/* 0, or what a collective answered once the group was lost: results since then are worthless. */
+int kg_model_lost(const struct kg_model *model);
+/* The sizes this rank works with: with several ranks, its own heads and widths (heads of the
+ * padding included); `vocab` is the whole one. */
+const struct kg_model_config *kg_model_local(const struct kg_model *model);
 /*
  * Commits the verified sequences of the last pass: state and orders become what a pass over the
  * first n_rows[i] rows of sequence i alone would have left, bit for bit; 0 leaves them as they

@@ -27,23 +27,45 @@ float *kg_pack_vector(struct kg_packer *p, const struct kg_tensor *t)
     return v;
 }
 
+float *kg_pack_vector_part(struct kg_packer *p, const struct kg_tensor *t, uint32_t first,
+                           uint32_t n)
+{
+    uint64_t all = (uint64_t)t->rows * t->cols, real = first < all ? all - first : 0;
+    float *v;
+
+    if (t->data == NULL)
+        return NULL;
+    v = kg_pack_room(p, (uint64_t)n * sizeof(float));
+    if (v == NULL)
+        return v;
+    real = real < n ? real : n;
+    memset(v, 0, n * sizeof(*v));
+    if (real > 0)
+        kg_tensor_load_f32(t, first, real, v);
+    return v;
+}
+
+/* A block of a tensor on its way to the beginning of a weight; the rest of the weight stays zero.
+ */
 struct fill {
     struct kg_weight *w;
     const struct kg_tensor *t;
+    uint32_t row0, col0; /* of the block in the tensor */
+    uint32_t rows, cols; /* of the block */
     int rc;
 };
 
 /* Rows of a dtype that kg_weight_fill does not read. */
-static int fill_converted(struct kg_weight *w, const struct kg_tensor *t, uint32_t row0, uint32_t n)
+static int fill_converted(const struct fill *f, uint32_t row0, uint32_t n)
 {
     float buf[FILL_COLS];
 
     for (uint32_t r = row0; r < row0 + n; r++) {
-        for (uint32_t c = 0; c < t->cols; c += FILL_COLS) {
-            uint32_t m = t->cols - c < FILL_COLS ? t->cols - c : FILL_COLS;
+        for (uint32_t c = 0; c < f->cols; c += FILL_COLS) {
+            uint32_t m = f->cols - c < FILL_COLS ? f->cols - c : FILL_COLS;
             int rc;
-            kg_tensor_load_f32(t, (uint64_t)r * t->cols + c, m, buf);
-            rc = kg_weight_fill(w, r, c, 1, m, KG_F32, buf, m);
+            kg_tensor_load_f32(f->t, (uint64_t)(f->row0 + r) * f->t->cols + f->col0 + c, m, buf);
+            rc = kg_weight_fill(f->w, r, c, 1, m, KG_F32, buf, m);
             if (rc < 0)
                 return rc;
         }
@@ -51,26 +73,41 @@ static int fill_converted(struct kg_weight *w, const struct kg_tensor *t, uint32
     return KG_OK;
 }
 
+/* Whole rows at once, or, of a part of the columns, row by row: blocks of 32, with their scales. */
+static int fill_mxfp4(const struct fill *f, uint32_t row0, uint32_t n)
+{
+    const struct kg_tensor *t = f->t;
+    uint32_t each = f->cols == t->cols ? n : 1;
+    int rc = f->col0 % 32 == 0 && f->cols == f->w->in ? KG_OK : KG_EINVAL;
+
+    for (uint32_t r = row0; r < row0 + n && rc == KG_OK; r += each) {
+        uint64_t at = f->row0 + r;
+        rc = kg_weight_fill_mxfp4(f->w, r, each,
+                                  (const uint8_t *)t->data + at * (t->cols / 2) + f->col0 / 2,
+                                  t->scale + at * (t->cols / 32) + f->col0 / 32);
+    }
+    return rc;
+}
+
 static void fill_task(void *arg, uint32_t task, uint32_t member)
 {
     struct fill *f = arg;
     const struct kg_tensor *t = f->t;
     uint32_t row0 = task * FILL_ROWS;
-    uint32_t n = t->rows - row0 < FILL_ROWS ? t->rows - row0 : FILL_ROWS;
+    uint32_t n = f->rows - row0 < FILL_ROWS ? f->rows - row0 : FILL_ROWS;
     int rc;
 
     (void)member;
     if (t->dtype == KG_U8)
-        rc = kg_weight_fill_mxfp4(f->w, row0, n,
-                                  (const uint8_t *)t->data + (uint64_t)row0 * (t->cols / 2),
-                                  t->scale + (uint64_t)row0 * (t->cols / 32));
+        rc = fill_mxfp4(f, row0, n);
     else if (t->dtype == KG_F32 || t->dtype == KG_BF16)
-        rc = kg_weight_fill(f->w, row0, 0, n, t->cols, t->dtype,
+        rc = kg_weight_fill(f->w, row0, 0, n, f->cols, t->dtype,
                             (const uint8_t *)t->data +
-                                (uint64_t)row0 * t->cols * kg_dtype_bytes(t->dtype),
+                                ((uint64_t)(f->row0 + row0) * t->cols + f->col0) *
+                                    kg_dtype_bytes(t->dtype),
                             t->cols);
     else
-        rc = fill_converted(f->w, t, row0, n);
+        rc = fill_converted(f, row0, n);
     if (rc < 0)
         __atomic_store_n(&f->rc, rc, __ATOMIC_RELAXED);
 }
@@ -99,78 +136,122 @@ static int begin(struct kg_packer *p, struct kg_weight *w, uint32_t type, uint32
     return p->rc == KG_OK;
 }
 
-static void matrix_as(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t,
-                      uint32_t type)
+static uint32_t rest_of(uint32_t all, uint32_t first, uint32_t most)
 {
-    struct fill fill = {.w = w, .t = t, .rc = KG_OK};
+    uint32_t left = first < all ? all - first : 0;
 
-    if (t->data == NULL || !begin(p, w, type, t->rows, t->cols))
+    return left < most ? left : most;
+}
+
+/* The (out, in) matrix that begins at row0, col0 of the tensor; zero beyond its end. */
+static void part_as(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t,
+                    uint32_t type, const struct kg_block *b)
+{
+    struct fill fill = {.w = w,
+                        .t = t,
+                        .row0 = b->row0,
+                        .col0 = b->col0,
+                        .rows = rest_of(t->rows, b->row0, b->out),
+                        .cols = rest_of(t->cols, b->col0, b->in),
+                        .rc = KG_OK};
+
+    if (t->data == NULL || !begin(p, w, type, b->out, b->in) || fill.rows == 0 || fill.cols == 0)
         return;
-    kg_team_run(p->team, fill_task, &fill, (t->rows + FILL_ROWS - 1) / FILL_ROWS);
+    kg_team_run(p->team, fill_task, &fill, (fill.rows + FILL_ROWS - 1) / FILL_ROWS);
     if (fill.rc < 0)
         p->rc = fill.rc;
 }
 
+void kg_pack_part(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t,
+                  const struct kg_block *b)
+{
+    part_as(p, w, t, weight_type(t), b);
+}
+
 void kg_pack_matrix(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t)
 {
-    matrix_as(p, w, t, weight_type(t));
+    kg_pack_part(p, w, t, &(struct kg_block){0, 0, t->rows, t->cols});
+}
+
+/* Rows row0 .. row0 + n - 1, all columns; columns col0 .. , all rows. */
+static void pack_rows(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t,
+                      uint32_t row0, uint32_t n)
+{
+    kg_pack_part(p, w, t, &(struct kg_block){row0, 0, n, t->cols});
+}
+
+static void pack_cols(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t,
+                      uint32_t col0, uint32_t n)
+{
+    kg_pack_part(p, w, t, &(struct kg_block){0, col0, t->rows, n});
+}
+
+/* Inner width first .. first + n - 1 of an MLP. */
+static void mlp_part(struct kg_packer *p, struct kg_w_mlp *w, const struct kg_ckpt_mlp *t,
+                     uint32_t first, uint32_t n)
+{
+    pack_rows(p, &w->gate, &t->gate, first, n);
+    pack_rows(p, &w->up, &t->up, first, n);
+    pack_cols(p, &w->down, &t->down, first, n);
 }
 
 void kg_pack_mlp(struct kg_packer *p, struct kg_w_mlp *w, const struct kg_ckpt_mlp *t)
 {
-    kg_pack_matrix(p, &w->gate, &t->gate);
-    kg_pack_matrix(p, &w->up, &t->up);
-    kg_pack_matrix(p, &w->down, &t->down);
+    mlp_part(p, w, t, 0, t->gate.rows);
 }
 
-static void kda(struct kg_packer *p, const struct kg_model_config *c, struct kg_w_kda *w,
-                const struct kg_ckpt_kda *t)
+/* `c`: sizes of this rank; its heads begin at head0 of the tensors. */
+static void kda(struct kg_packer *p, const struct kg_model_config *c, uint32_t head0,
+                struct kg_w_kda *w, const struct kg_ckpt_kda *t)
 {
     const struct kg_tensor *conv[3] = {&t->q_conv, &t->k_conv, &t->v_conv};
-    uint32_t width = kg_kda_width(c);
+    uint32_t width = kg_kda_width(c), first = head0 * c->kda_dim;
+    uint32_t real = rest_of(t->q.rows, first, width);
 
-    kg_pack_matrix(p, &w->q, &t->q);
-    kg_pack_matrix(p, &w->k, &t->k);
-    kg_pack_matrix(p, &w->v, &t->v);
+    pack_rows(p, &w->q, &t->q, first, width);
+    pack_rows(p, &w->k, &t->k, first, width);
+    pack_rows(p, &w->v, &t->v, first, width);
     kg_pack_matrix(p, &w->f_a, &t->f_a);
-    kg_pack_matrix(p, &w->f_b, &t->f_b);
-    kg_pack_matrix(p, &w->b, &t->b);
-    kg_pack_matrix(p, &w->g, &t->g);
+    pack_rows(p, &w->f_b, &t->f_b, first, width);
+    pack_rows(p, &w->b, &t->b, head0, c->kda_heads);
+    pack_rows(p, &w->g, &t->g, first, width);
     kg_pack_matrix(p, &w->g_a, &t->g_a);
-    kg_pack_matrix(p, &w->g_b, &t->g_b);
-    kg_pack_matrix(p, &w->o, &t->o);
-    w->a_log = kg_pack_vector(p, &t->a_log);
-    w->dt_bias = kg_pack_vector(p, &t->dt_bias);
+    pack_rows(p, &w->g_b, &t->g_b, first, width);
+    pack_cols(p, &w->o, &t->o, first, width);
+    w->a_log = kg_pack_vector_part(p, &t->a_log, head0, c->kda_heads);
+    w->dt_bias = kg_pack_vector_part(p, &t->dt_bias, first, width);
     w->o_norm = kg_pack_vector(p, &t->o_norm);
     w->conv = kg_pack_room(p, (uint64_t)4 * 3 * width * sizeof(float));
     if (w->conv == NULL)
         return;
+    memset(w->conv, 0, (size_t)4 * 3 * width * sizeof(float));
     for (uint32_t part = 0; part < 3; part++) {
-        for (uint32_t ch = 0; ch < width; ch++) {
+        for (uint32_t ch = 0; ch < real; ch++) {
             float taps[4];
-            kg_tensor_load_f32(conv[part], (uint64_t)ch * 4, 4, taps);
+            kg_tensor_load_f32(conv[part], (uint64_t)(first + ch) * 4, 4, taps);
             for (uint32_t i = 0; i < 4; i++)
                 w->conv[((size_t)i * 3 + part) * width + ch] = taps[i];
         }
     }
 }
 
-/* One head of kv_b: nope rows that become Wk^T, then v rows. `block` is (nope + v, kv_lora). */
+/* One head of kv_b: nope rows that become Wk^T, then v rows. `block` is (nope + v, kv_lora), NULL
+ * for a head that is padding. */
 static void kv_head(struct kg_packer *p, const struct kg_model_config *c, struct kg_weight *k_up,
                     struct kg_weight *v_up, uint32_t dtype, const uint8_t *block)
 {
     uint32_t type = dtype == KG_BF16 ? KG_W_BF16 : KG_W_F32;
     size_t k_bytes = (size_t)c->nope_dim * c->kv_lora * kg_dtype_bytes(dtype);
 
-    if (begin(p, k_up, type, c->kv_lora, c->nope_dim))
+    if (begin(p, k_up, type, c->kv_lora, c->nope_dim) && block != NULL)
         p->rc = kg_weight_fill_t(k_up, 0, 0, c->kv_lora, c->nope_dim, dtype, block, c->kv_lora);
-    if (begin(p, v_up, type, c->v_dim, c->kv_lora))
+    if (begin(p, v_up, type, c->v_dim, c->kv_lora) && block != NULL)
         p->rc =
             kg_weight_fill(v_up, 0, 0, c->v_dim, c->kv_lora, dtype, block + k_bytes, c->kv_lora);
 }
 
-static void kv_heads(struct kg_packer *p, const struct kg_model_config *c, struct kg_w_mla *w,
-                     const struct kg_tensor *t)
+static void kv_heads(struct kg_packer *p, const struct kg_model_config *c, uint32_t head0,
+                     struct kg_w_mla *w, const struct kg_tensor *t)
 {
     uint64_t n = ((uint64_t)c->nope_dim + c->v_dim) * c->kv_lora;
     int direct = t->dtype == KG_BF16 || t->dtype == KG_F32;
@@ -187,51 +268,58 @@ static void kv_heads(struct kg_packer *p, const struct kg_model_config *c, struc
         }
     }
     for (uint32_t h = 0; h < c->mla_heads && p->rc == KG_OK; h++) {
-        const void *block = (const uint8_t *)t->data + h * n * kg_dtype_bytes(dtype);
-        if (buf != NULL)
-            kg_tensor_load_f32(t, h * n, n, buf);
+        uint64_t at = (uint64_t)head0 + h;
+        const void *block = (const uint8_t *)t->data + at * n * kg_dtype_bytes(dtype);
+        int missing = at * (c->nope_dim + c->v_dim) >= t->rows;
+        if (buf != NULL && !missing)
+            kg_tensor_load_f32(t, at * n, n, buf);
         kv_head(p, c, real ? &w->k_up[h] : &none, real ? &w->v_up[h] : &none, dtype,
-                direct ? block : (const void *)buf);
+                missing  ? NULL
+                : direct ? block
+                         : (const void *)buf);
     }
     kg_model_free(p->host, buf, n * sizeof(float));
 }
 
-void kg_pack_mla(struct kg_packer *p, const struct kg_model_config *c, struct kg_w_mla *w,
-                 const struct kg_ckpt_mla *t)
+void kg_pack_mla(struct kg_packer *p, const struct kg_model_config *c, uint32_t head0,
+                 struct kg_w_mla *w, const struct kg_ckpt_mla *t)
 {
-    kg_pack_matrix(p, &w->q, &t->q);
+    uint32_t head = c->nope_dim + c->rope_dim;
+
+    pack_rows(p, &w->q, &t->q, head0 * head, c->mla_heads * head);
     kg_pack_matrix(p, &w->q_a, &t->q_a);
-    kg_pack_matrix(p, &w->q_b, &t->q_b);
+    pack_rows(p, &w->q_b, &t->q_b, head0 * head, c->mla_heads * head);
     kg_pack_matrix(p, &w->kv_a, &t->kv_a);
-    kg_pack_matrix(p, &w->g, &t->g);
-    kg_pack_matrix(p, &w->o, &t->o);
+    pack_rows(p, &w->g, &t->g, head0 * c->v_dim, c->mla_heads * c->v_dim);
+    pack_cols(p, &w->o, &t->o, head0 * c->v_dim, c->mla_heads * c->v_dim);
     w->q_a_norm = kg_pack_vector(p, &t->q_a_norm);
     w->kv_a_norm = kg_pack_vector(p, &t->kv_a_norm);
     w->k_up = kg_pack_room(p, c->mla_heads * sizeof(struct kg_weight));
     w->v_up = kg_pack_room(p, c->mla_heads * sizeof(struct kg_weight));
-    kv_heads(p, c, w, &t->kv_b);
+    kv_heads(p, c, head0, w, &t->kv_b);
 }
 
-static void moe(struct kg_packer *p, const struct kg_model_config *c, struct kg_w_moe *w,
-                const struct kg_ckpt_moe *t)
+static void moe(struct kg_packer *p, const struct kg_model_config *c, const struct kg_split *s,
+                struct kg_w_moe *w, const struct kg_ckpt_moe *t)
 {
+    const struct kg_block router = {0, 0, t->router.rows, t->router.cols};
     uint64_t bytes = c->n_experts * sizeof(struct kg_weight);
     struct kg_weight none;
 
-    matrix_as(p, &w->router, &t->router, KG_W_F32);
+    part_as(p, &w->router, &t->router, KG_W_F32, &router);
     kg_pack_matrix(p, &w->latent_down, &t->latent_down);
-    kg_pack_matrix(p, &w->latent_up, &t->latent_up);
+    pack_cols(p, &w->latent_up, &t->latent_up, s->latent0, s->latent);
     w->latent_norm = kg_pack_vector(p, &t->latent_norm);
     w->bias = kg_pack_vector(p, &t->bias);
-    kg_pack_mlp(p, &w->shared, &t->shared);
+    mlp_part(p, &w->shared, &t->shared, s->shared0, c->shared_inter);
     w->gate = kg_pack_room(p, bytes);
     w->up = kg_pack_room(p, bytes);
     w->down = kg_pack_room(p, bytes);
     for (uint32_t e = 0; e < c->n_experts && p->rc == KG_OK; e++) {
         int real = p->mem != NULL;
-        kg_pack_matrix(p, real ? &w->gate[e] : &none, &t->experts[e].gate);
-        kg_pack_matrix(p, real ? &w->up[e] : &none, &t->experts[e].up);
-        kg_pack_matrix(p, real ? &w->down[e] : &none, &t->experts[e].down);
+        pack_rows(p, real ? &w->gate[e] : &none, &t->experts[e].gate, s->expert0, c->expert_inter);
+        pack_rows(p, real ? &w->up[e] : &none, &t->experts[e].up, s->expert0, c->expert_inter);
+        pack_cols(p, real ? &w->down[e] : &none, &t->experts[e].down, s->expert0, c->expert_inter);
     }
 }
 
@@ -259,13 +347,13 @@ static void layer(struct kg_packer *p, const struct kg_model *m, uint32_t l,
         w->mlp_mix = mix_score(p, &t->mlp_res_norm, &t->mlp_res_proj);
     }
     if (m->c->layer_kind[l] == KG_LAYER_KDA)
-        kda(p, m->c, &w->kda, &t->kda);
+        kda(p, m->c, m->split.kda0, &w->kda, &t->kda);
     else
-        kg_pack_mla(p, m->c, &w->mla, &t->mla);
+        kg_pack_mla(p, m->c, m->split.mla0, &w->mla, &t->mla);
     if (m->c->layer_moe[l])
-        moe(p, m->c, &w->moe, &t->moe);
+        moe(p, m->c, &m->split, &w->moe, &t->moe);
     else
-        kg_pack_mlp(p, &w->mlp, &t->mlp);
+        mlp_part(p, &w->mlp, &t->mlp, m->split.dense0, m->c->dense_inter);
 }
 
 /* The embedding is read row by row where it lies, unless its dtype must be converted. */
@@ -284,7 +372,7 @@ static void pack_all(struct kg_packer *p, struct kg_model *m, const struct kg_ck
     embedding(p, m, ckpt);
     for (uint32_t l = 0; l < m->c->n_layers && p->rc == KG_OK; l++)
         layer(p, m, l, &ckpt->layers[l]);
-    kg_pack_matrix(p, &m->lm_head, &ckpt->lm_head);
+    pack_rows(p, &m->lm_head, &ckpt->lm_head, m->split.vocab0, m->split.vocab);
     m->norm = kg_pack_vector(p, &ckpt->norm);
     if (m->c->block_layers != 0)
         m->out_mix = mix_score(p, &ckpt->out_res_norm, &ckpt->out_res_proj);

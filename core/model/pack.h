@@ -20,11 +20,20 @@ struct kg_packer {
 void *kg_pack_room(struct kg_packer *p, uint64_t bytes);
 /* A small tensor as floats; NULL for a tensor the model does not have, and while planning. */
 float *kg_pack_vector(struct kg_packer *p, const struct kg_tensor *t);
+/* The same for elements first .. first + n - 1; zero beyond the end of the tensor. */
+float *kg_pack_vector_part(struct kg_packer *p, const struct kg_tensor *t, uint32_t first,
+                           uint32_t n);
+/* The (out, in) matrix whose first element is t[row0][col0]; zero beyond the end of the tensor. */
+struct kg_block {
+    uint32_t row0, col0, out, in;
+};
+void kg_pack_part(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t,
+                  const struct kg_block *b);
 /* A matrix in its own type; one the model does not have is left alone. */
 void kg_pack_matrix(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t);
 void kg_pack_mlp(struct kg_packer *p, struct kg_w_mlp *w, const struct kg_ckpt_mlp *t);
-/* `c`: the sizes of an MLA layer. */
-void kg_pack_mla(struct kg_packer *p, const struct kg_model_config *c, struct kg_w_mla *w,
-                 const struct kg_ckpt_mla *t);
+/* `c`: the sizes of an MLA layer; its heads are those of the tensors from head0 on. */
+void kg_pack_mla(struct kg_packer *p, const struct kg_model_config *c, uint32_t head0,
+                 struct kg_w_mla *w, const struct kg_ckpt_mla *t);
 
 #endif

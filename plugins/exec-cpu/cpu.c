@@ -86,9 +86,9 @@ static int check_args(const struct kg_exec_open *args, struct kg_error *err)
     if (args->size < sizeof(*args))
         return kg_fail(err, KG_EABI, "open: size is %zu, wanted at least %zu", args->size,
                        sizeof(*args));
-    if (args->world != 1)
-        return kg_fail(err, KG_ECONFIG, "exec-cpu runs in one rank, [parallel] asks for %u",
-                       args->world);
+    if (args->world > 1 && args->draft_path != NULL && args->draft_path[0] != '\0')
+        return kg_fail(err, KG_ECONFIG,
+                       "[parallel] tp = %u: exec-cpu runs a drafter in one rank only", args->world);
     if (args->model_path == NULL || args->model_path[0] == '\0')
         return kg_fail(err, KG_ECONFIG, "exec-cpu needs a checkpoint ([model] path)");
     if (args->max_seqs == 0 || args->max_rows == 0)
@@ -119,7 +119,13 @@ static int load(struct kg_exec *e, const struct cpu_conf *conf, const struct kg_
     int rc;
 
     model.max_verify = most_verified(args);
-    e->threads = conf->threads == 0 ? count_cpus() : conf->threads;
+    e->world = args->world;
+    model.rank = args->rank;
+    model.world = args->world;
+    model.comm_ops = args->comm_ops;
+    model.comm = args->comm;
+    e->threads = conf->threads == 0 ? count_cpus() / args->world : conf->threads;
+    e->threads += e->threads == 0; /* more ranks than cores */
     e->kernels = kg_kernels_cpu(conf->math, isa_limit(conf->isa));
     (void)snprintf(e->kernels_text, sizeof(e->kernels_text), "%s, %u thread%s", e->kernels->name,
                    e->threads, e->threads == 1 ? "" : "s");
@@ -188,13 +194,16 @@ static int cpu_open(const struct kg_host *host, const void *conf, const struct k
     e->host = host;
     e->cpu_clock = ((const struct cpu_conf *)conf)->clock;
     rc = load(e, conf, args, err);
+    if (rc == KG_OK && args->comm != NULL)
+        rc = args->comm_ops->seal(args->comm, err);
     if (rc == KG_OK && e->cpu_clock && ((const struct cpu_conf *)conf)->threads != 1)
         rc = kg_fail(err, KG_ECONFIG, "[exec-cpu] clock = cpu counts one thread: set threads = 1");
     if (rc < 0) {
         cpu_close(e);
         return rc;
     }
-    report(e, args->model_path, args->draft_path);
+    if (args->rank == 0)
+        report(e, args->model_path, args->draft_path);
     *exec = e;
     return KG_OK;
 }
@@ -208,7 +217,7 @@ static void cpu_describe(const struct kg_exec *e, struct kg_exec_desc *d)
         .size = sizeof(*d),
         .caps = KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK |
                 KG_EXEC_CAP_INVARIANT_PATH | KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS |
-                KG_EXEC_CAP_VIEWS,
+                KG_EXEC_CAP_VIEWS | KG_EXEC_CAP_RANKS,
         .token_bytes = e->sizes.token_bytes + draft->token_bytes,
         .draft_token_bytes = draft->token_bytes,
         .state_part_bytes = e->sizes.state_part_bytes,
@@ -376,7 +385,7 @@ static const struct kg_plugin plugin = {
     .summary = "Kimi K3 and Kimi-Linear on the CPU, reproducible to the bit",
     .caps = KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK | KG_EXEC_CAP_INVARIANT_PATH |
             KG_EXEC_CAP_DRAFT | KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS |
-            KG_EXEC_CAP_VIRTUAL,
+            KG_EXEC_CAP_VIRTUAL | KG_EXEC_CAP_RANKS,
     .opts = options,
     .conf_size = sizeof(struct cpu_conf),
     .ops = &ops,

@@ -108,7 +108,7 @@ struct kg_exec {
     struct kg_model *model;
     struct kg_model_sizes sizes;
     struct cpu_limits limits;
-    uint32_t threads;
+    uint32_t threads, world; /* world: ranks of the model */
     uint32_t rewind;       /* enum kg_rewind */
     char kernels_text[64]; /* describe.kernels */
     uint32_t bound;

@@ -353,6 +353,9 @@ int cpu_submit(struct kg_exec *e, const struct kg_batch *batch, struct kg_error 
         return rc;
     pack(e, batch, &f);
     kg_model_forward(e->model, &f);
+    if (kg_model_lost(e->model) != KG_OK)
+        return kg_fail(err, KG_EDEVICE, "a collective of step %llu failed (%d): a rank is lost",
+                       (unsigned long long)batch->step, kg_model_lost(e->model));
     s->n_draws = 0;
     for (uint32_t i = 0; i < batch->n_seqs; i++)
         begin_result(e, &batch->seqs[i], i);

@@ -2,7 +2,7 @@
 
 static uint32_t mla_views(const struct kg_exec *e, struct kg_view *v)
 {
-    const struct kg_model_config *c = &e->ckpt->config;
+    const struct kg_model_config *c = kg_model_local(e->model);
     uint32_t n = 0;
 
     for (uint32_t l = 0; l < c->n_layers; l++) {
@@ -47,7 +47,7 @@ static uint32_t draft_views(const struct kg_exec *e, struct kg_view *v)
 
 static void kda_views(const struct kg_exec *e, struct kg_view *v)
 {
-    const struct kg_model_config *c = &e->ckpt->config;
+    const struct kg_model_config *c = kg_model_local(e->model);
     const struct kg_pool_layout *layout = &e->arena.layout;
     uint32_t part = 0;
 
@@ -75,7 +75,7 @@ static void kda_views(const struct kg_exec *e, struct kg_view *v)
 
 int cpu_views_open(struct kg_exec *e, struct kg_error *err)
 {
-    const struct kg_model_config *c = &e->ckpt->config;
+    const struct kg_model_config *c = kg_model_local(e->model);
     uint32_t n = c->n_mla_layers + 2 * c->n_kda_layers;
     struct kg_view *at;
 
