@@ -1,5 +1,7 @@
 #include "rig.h"
 
+#include "rig_ranks.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -85,10 +87,24 @@ const float *rig_draft_record(const struct rig *r, uint32_t seq, uint32_t layer,
 
 int rig_open(struct rig *r, const struct rig_options *o)
 {
-    struct kg_model_args args = {.max_rows = o->max_rows, .max_seqs = RIG_SEQS, .max_orders = 8};
+    return o->world > 1 ? rig_ranks_open(r, o) : rig_open_rank(r, o, NULL, NULL, 0);
+}
+
+int rig_open_rank(struct rig *r, const struct rig_options *o, const struct kg_comm_ops *ops,
+                  struct kg_comm *comm, uint32_t rank)
+{
+    struct kg_model_args args = {.max_rows = o->max_rows,
+                                 .max_seqs = RIG_SEQS,
+                                 .max_orders = 8,
+                                 .rank = rank,
+                                 .world = o->world,
+                                 .comm_ops = ops,
+                                 .comm = comm};
     struct kg_error err = {0};
 
     memset(r, 0, sizeof(*r));
+    r->world = 1;
+    r->others[0] = r;
     r->spoil = o->spoil;
     r->k = kg_kernels_cpu(o->math, o->isa);
     r->page_tokens = o->page_tokens;
@@ -121,6 +137,10 @@ failed:
 
 void rig_close(struct rig *r)
 {
+    if (r->ranks != NULL) {
+        rig_ranks_close(r);
+        return;
+    }
     kg_drafter_close(r->drafter);
     kg_model_close(r->model);
     kg_draft_ckpt_close(r->draft_ckpt);
@@ -156,7 +176,10 @@ void rig_rows(struct rig *r, uint32_t seq, const uint32_t *tokens, uint32_t n, u
     assert_non_null(out_rows);
     for (uint32_t i = 0; i < n_logits; i++)
         out_rows[i] = n - n_logits + i;
-    kg_model_forward(r->model, &f);
+    if (r->ranks != NULL)
+        rig_ranks_forward(r, &f);
+    else
+        kg_model_forward(r->model, &f);
     if (r->drafter != NULL) {
         float *features = kg_model_features(r->model);
         if (r->spoil != NULL)
@@ -180,27 +203,35 @@ static float load_element(const struct rig *r, const uint8_t *at, uint64_t i)
     return kg_f32_from_bf16(half);
 }
 
-void rig_state(const struct rig *r, uint32_t state, uint32_t part, float *matrix, float *window)
+/* Head h of a state, and its channels of the window, from the rank that holds it. */
+static void head_state(const struct rig *all, uint32_t state, uint32_t part, uint32_t h,
+                       float *matrix, float *window)
 {
-    const struct kg_model_config *c = &r->ckpt->config;
+    const struct kg_model_config *c = &all->ckpt->config;
+    uint32_t each = kg_model_local(all->model)->kda_heads, mine = h % each;
+    const struct rig *r = all->others[h / each];
     const uint8_t *at = kg_model_state_part(r->model, &r->units, state, part);
-    uint32_t dim = c->kda_dim, width = kg_kda_width(c);
+    uint32_t dim = c->kda_dim, width = kg_kda_width(kg_model_local(r->model));
 
-    for (uint32_t h = 0; h < c->kda_heads; h++) {
-        for (uint32_t v = 0; v < dim; v++) {
-            for (uint32_t k = 0; k < dim; k++)
-                memcpy(&matrix[((size_t)h * dim + v) * dim + k],
-                       at + ((size_t)h * dim * dim + kg_state_at(dim, dim, k, v)) * 4, 4);
-        }
+    for (uint32_t v = 0; v < dim; v++) {
+        for (uint32_t k = 0; k < dim; k++)
+            memcpy(&matrix[((size_t)h * dim + v) * dim + k],
+                   at + ((size_t)mine * dim * dim + kg_state_at(dim, dim, k, v)) * 4, 4);
     }
     at += r->sizes.conv_offset;
     for (uint32_t i = 0; i < 3; i++) {
         for (uint32_t tap = 0; tap < 3; tap++) {
-            for (uint32_t ch = 0; ch < width; ch++)
-                window[((size_t)i * 3 + tap) * width + ch] =
-                    load_element(r, at, ((size_t)tap * 3 + i) * width + ch);
+            for (uint32_t d = 0; d < dim; d++)
+                window[((size_t)i * 3 + tap) * kg_kda_width(c) + h * dim + d] =
+                    load_element(r, at, ((size_t)tap * 3 + i) * width + mine * dim + d);
         }
     }
+}
+
+void rig_state(const struct rig *r, uint32_t state, uint32_t part, float *matrix, float *window)
+{
+    for (uint32_t h = 0; h < r->ckpt->config.kda_heads; h++)
+        head_state(r, state, part, h, matrix, window);
 }
 
 void rig_latent(const struct rig *r, uint32_t seq, uint32_t index, uint32_t n, float *c, float *kr)

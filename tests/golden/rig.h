@@ -13,6 +13,7 @@
 
 #define RIG_SEQS 4
 #define RIG_STATES 12
+#define RIG_RANKS 4
 
 struct rig {
     struct kg_ckpt *ckpt;
@@ -28,6 +29,9 @@ struct rig {
     uint32_t *page_table, *state_table, *pages;
     uint32_t past[RIG_SEQS];
     void (*spoil)(float *features, uint32_t rows, size_t width);
+    struct rig_ranks *ranks;       /* NULL alone */
+    struct rig *others[RIG_RANKS]; /* [world] all ranks, this one first */
+    uint32_t world;
 };
 
 struct rig_options {
@@ -35,6 +39,7 @@ struct rig_options {
     enum kg_math math;
     enum kg_isa isa;
     uint32_t threads, page_tokens, max_rows, max_tokens;
+    uint32_t world;    /* ranks that share the model; 0 or 1: alone */
     const char *draft; /* folder of a drafter; NULL for none */
     /* changes what its config says before it is opened; may be NULL */
     void (*change)(struct kg_draft_config *config);
