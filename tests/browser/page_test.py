@@ -51,8 +51,8 @@ def busy(server, n=24):
 
 
 def test_its_numbers_are_those_of_metrics():
+    b = tab()
     with kedge.Server(*NGRAM) as server:
-        b = tab()
         visit(b, server)
         b.wait_for(lambda: b.text("#status"), "live")
         busy(server)
@@ -86,8 +86,8 @@ def test_its_numbers_are_those_of_metrics():
 
 def test_the_strip_shows_each_class_where_it_lies():
     """Of the drawing itself: the share of coloured pixels is the share of bytes."""
+    b = tab()
     with kedge.Server(*NGRAM) as server:
-        b = tab()
         visit(b, server)
         busy(server)
         steps = server.metric("kedge:engine_steps_total")
@@ -132,8 +132,8 @@ def test_the_picture_adds_up_for_every_pool():
 
 
 def test_nothing_is_asked_of_anybody_else_and_nothing_is_complained_about():
+    b = tab()
     with kedge.Server(*NGRAM) as server:
-        b = tab()
         visit(b, server)
         busy(server, 6)
         steps = server.metric("kedge:engine_steps_total")
@@ -172,8 +172,8 @@ def test_no_text_of_anybody_is_in_it():
 
 def test_the_key_is_asked_for_and_kept_nowhere():
     far = {"X-Forwarded-For": "10.1.2.3"}
+    b = tab()
     with kedge.Server(SMALL, {"server": {"api_key": "sesame"}}) as server:
-        b = tab()
         b.devtools("Network.setExtraHTTPHeaders", headers=far)
         visit(b, server)
         b.wait_for(lambda: b.text("#key") is not None)
@@ -213,8 +213,8 @@ def test_it_answers_where_admin_does_and_to_no_borrowed_name():
 
 def test_it_can_be_read_without_the_drawings():
     """Every drawing says in words what it shows, and its numbers stand in a table."""
+    b = tab()
     with kedge.Server(*NGRAM) as server:
-        b = tab()
         visit(b, server)
         busy(server)
         steps = server.metric("kedge:engine_steps_total")
@@ -236,9 +236,9 @@ def test_it_can_be_read_without_the_drawings():
 def test_arms_stand_beside_each_other():
     arms = {"arm plain": {"share": 50, "spec": "off"},
             "arm drafts": {"share": 50, "spec": "ngram"}}
+    b = tab()
     with kedge.Server(kedge.CPU, SMALL, {"engine": {"max_draft": 8}, "arms": {"field": "header:x-who"}},
                       arms) as server:
-        b = tab()
         visit(b, server)
         for i in range(12):
             server.ok("/v1/completions", {"prompt": [5, 6, 7, 8] * 12, "max_tokens": 40,
@@ -269,6 +269,7 @@ def contrast(a, b):
 
 
 def test_it_fits_phone_and_desk_in_light_and_dark():
+    tab()  # before the server: there may be none
     with tempfile.TemporaryDirectory() as folder, kedge.Server(*NGRAM) as server:
         for dark in (False, True):
             b = tab(dark)
