@@ -96,10 +96,12 @@ static void blame_key(const struct reading *r, const struct kg_entry *e)
     }
     kg_buf_init(&keys, 4096);
     put_keys(p != NULL ? p->opts : NULL, &keys);
-    kg_config_blame(r->config, e->where,
-                    "[%s] %s: no such key of an arm, which may set %s; what belongs to the engine "
-                    "is compared by kedge ab",
-                    r->section, e->key, kg_buf_cstr(&keys));
+    kg_config_blame(
+        r->config, e->where,
+        "[%s] %s: no such key of an arm, which may set %s%s; what belongs to the engine "
+        "is compared by kedge ab",
+        r->section, e->key, kg_buf_cstr(&keys),
+        p != NULL && p->opts == NULL ? ", and with another spec its options" : "");
     kg_buf_fini(&keys);
 }
 

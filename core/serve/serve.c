@@ -207,6 +207,7 @@ int kg_serve_create(const struct kg_serve_parts *parts, struct kg_serve **serve,
         s->seed_state = kg_now_ns();
     json_object_seed(0);                     /* before any thread parses */
     (void)sigaction(SIGPIPE, &ignore, NULL); /* a client that left is an error of the write */
+    (void)sigaction(SIGXFSZ, &ignore, NULL); /* and so is a log that may not grow */
     kg_api_init(&s->api, parts->conf, parts->tok, parts->chat, parts->model_name,
                 kg_engine_max_tokens(parts->engine), kg_engine_desc(parts->engine)->vocab);
     s->base = event_base_new();

@@ -81,7 +81,8 @@ struct kg_serve_parts {
 };
 
 /* Binds and listens; nothing is answered before kg_serve_run. From here until destroy SIGTERM,
- * SIGINT and SIGHUP are messages to the loop; SIGPIPE is ignored. KG_EIO, KG_ENOMEM, KG_ECONFIG. */
+ * SIGINT and SIGHUP are messages to the loop; SIGPIPE and SIGXFSZ are ignored. KG_EIO, KG_ENOMEM,
+ * KG_ECONFIG. */
 KG_CHECKED int kg_serve_create(const struct kg_serve_parts *parts, struct kg_serve **serve,
                                struct kg_error *err);
 /* After run. Requests still open are cut; the engine may go on sending events for them. */

@@ -1,6 +1,7 @@
 """Arms: who is in which, what they may differ in, that answers do not, and the request log."""
 import json
 import os
+import resource
 import signal
 import tempfile
 import threading
@@ -400,6 +401,43 @@ def test_a_disk_that_stands_still_holds_up_nobody():
             server.wait_for(lambda: server.metric("kedge:request_log_lines_total",
                                                   outcome="written"), n + 1 - dropped())
         os.close(reader)
+
+
+def test_a_disk_that_is_full_holds_up_nobody_and_later_lines_are_whole():
+    with tempfile.TemporaryDirectory(prefix="kedge-log-") as folder:
+        path = os.path.join(folder, "requests.jsonl")
+        with kedge.Server(TWO, {"server": {"request_log": path}}) as server:
+            def lines(outcome):
+                return server.metric("kedge:request_log_lines_total", outcome=outcome)
+
+            ask(server, "first")
+            logged(server, 1)
+            limit = os.path.getsize(path) + 700  # a line and a half
+            resource.prlimit(server.proc.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            for i in range(8):
+                ask(server, str(i))
+            server.wait_for(lambda: lines("written") + lines("failed"), 9)
+            resource.prlimit(server.proc.pid, resource.RLIMIT_FSIZE,
+                             (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            lost = lines("failed")
+            assert lost > 0 and lines("dropped") == 0
+            ask(server, "last")
+            logged(server, 10 - lost)
+        good, torn = 0, 0
+        with open(path) as f:
+            for line in f:
+                try:
+                    good += json.loads(line)["outcome"] == "ok"
+                except ValueError:
+                    torn += 1
+        assert torn <= 1 and good >= 10 - lost, (good, torn, lost)
+    if os.path.exists("/dev/full"):
+        with kedge.Server(TWO, {"server": {"request_log": "/dev/full"}}) as server:
+            for i in range(20):
+                ask(server, str(i))
+            server.wait_for(lambda: server.metric("kedge:request_log_lines_total",
+                                                  outcome="failed"), 20)
+            assert "request log cannot be written" in server.stderr()
 
 
 def test_a_log_that_cannot_be_opened_is_said_at_the_start():

@@ -310,6 +310,10 @@ static void mistakes_in_arms_name_section_and_key(void **state)
          "t:6: [arm b] length: no such key of an arm, which may set share, class, spec, "
          "checkpoint, interval, lifetime, accept, drafts, min_gain; what belongs to the engine is "
          "compared by kedge ab\n");
+    says("[arm a]\nshare = 100\n[arm b]\nshare = 0\ndrafts = 3\n",
+         "t:5: [arm b] drafts: no such key of an arm, which may set share, class, spec, "
+         "checkpoint, interval, lifetime, accept, and with another spec its options; what belongs "
+         "to the engine is compared by kedge ab\n");
     says("[arm a]\nshare = 100\n[arm b]\n", "t:3: [arm b] share is missing: the percentage of the "
                                             "keys it gets\n");
     says("[arm a]\nshare = 90\n[arm b]\nshare = 11\n",
