@@ -35,6 +35,8 @@ enum {
     PASS_SPREAD,
     PASS_HORIZON,
     PASS_MAIN_ONLY,
+    PASS_REPLICAS,
+    PASS_SLACK,
     N_PASS,
 };
 
@@ -54,6 +56,7 @@ struct ab {
     struct kg_cmd_line line;
     struct pass pass[N_PASS];
     const char *load, *stretch, *ttft_slo, *tpot_slo, *vary, *dir, *summary, *html;
+    const char *route, *route_b;
     const char *repeat_text, *seed_text, *seed_b_text, *draws_text, *window_text, *least_text;
     uint64_t repeat, seed, seed_b, draws, window;
     double ttft_slo_ms, tpot_slo_ms, least_percent;
@@ -90,6 +93,12 @@ static int numbers(struct ab *x)
     return rc;
 }
 
+/* Of several replicas; NULL: as replay has it. */
+static const char *route_of(const struct ab *x, const struct arm *a)
+{
+    return a->second && x->route_b != NULL ? x->route_b : x->route;
+}
+
 /* name NULL: KEY=VALUE of --vary. */
 static void add_arm(struct ab *x, const char *conf, const char *name, const char *value,
                     uint32_t second)
@@ -113,6 +122,11 @@ static void add_arm(struct ab *x, const char *conf, const char *name, const char
                        value);
     } else {
         (void)snprintf(a->what, sizeof(a->what), "%.290s", conf);
+    }
+    const char *route = route_of(x, a);
+    if (route != NULL) {
+        size_t n = strlen(a->what);
+        (void)snprintf(a->what + n, sizeof(a->what) - n, ", %s", route);
     }
 }
 
@@ -214,11 +228,15 @@ static int parse(struct ab *x, int argc, char **argv)
         {"--spread", "S", "", &p[PASS_SPREAD].value, NULL},
         {"--horizon", "S", "", &p[PASS_HORIZON].value, NULL},
         {"--main-only", NULL, "", NULL, &p[PASS_MAIN_ONLY].on},
+        {"--replicas", "N", "", &p[PASS_REPLICAS].value, NULL},
+        {"--slack", "N", "", &p[PASS_SLACK].value, NULL},
+        {"--route", "NAME", "", &x->route, NULL},
+        {"--route-b", "NAME", "another route for arm B", &x->route_b, NULL},
         {0},
     };
     static const char *const names[N_PASS] = {"--trace",   "--format",    "--limit",    "--scale",
                                               "--block",   "--max-input", "--sessions", "--spread",
-                                              "--horizon", "--main-only"};
+                                              "--horizon", "--main-only", "--replicas", "--slack"};
 
     for (uint32_t i = 0; i < N_PASS; i++) {
         p[i].flag = names[i];
@@ -315,6 +333,11 @@ static void words_of(struct ab *x, uint32_t arm, uint32_t run, char texts[3][600
         if (x->pass[i].value != NULL) {
             words[n++] = x->pass[i].value;
         }
+    }
+    const char *route = route_of(x, a);
+    if (route != NULL) {
+        words[n++] = "--route";
+        words[n++] = route;
     }
     int found = x->stretched[0] != '\0';
     if (x->load != NULL || x->stretch != NULL) {

@@ -403,6 +403,9 @@ static void close_replicas(struct replay *r)
              r->explain_fd >= 0 && (n = pread(r->explain_fd, buf, sizeof(buf), at)) > 0; at += n) {
             (void)kg_buf_add(&r->explained, buf, (size_t)n);
         }
+        if (r->explain_fd >= 0) {
+            (void)!ftruncate(r->explain_fd, 0); /* the next one may have nothing to say */
+        }
     }
 }
 

@@ -228,6 +228,23 @@ def capacity_is_the_same_for_every_route_and_grows_with_replicas():
 
 
 @case
+def ab_compares_two_routes_request_by_request():
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "t.jsonl")
+        with open(path, "w") as f:
+            f.write("".join(json.dumps(o) + "\n" for o in chats(200, 13, gap_ms=150)))
+        p = subprocess.run([KEDGE, "ab", SIM, SIM, "--trace", path, "--replicas", "4", "--route",
+                            "round-robin", "--route-b", "prefix", "--json", "--set",
+                            "exec-sim.max_context=65536"], capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
+    c = json.loads(p.stdout)["comparisons"][0]
+    reused = [f for f in c["figures"] if f["name"] == "reused"][0]
+    assert reused["different"] and reused["b"] > 1.15 * reused["a"], reused
+    equal(c["outputs"]["differ"], 0)
+    assert c["arms"][1]["config"].endswith(", prefix"), c["arms"][1]
+
+
+@case
 def many_replicas_and_what_their_steps_were_made_of():
     trace = chats(80, 10, gap_ms=2)
     r = replay(trace, "--replicas", str(N), "--route", "least-load")
