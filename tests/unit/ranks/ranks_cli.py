@@ -54,6 +54,27 @@ def a_replay_is_byte_for_byte_the_same_with_1_2_and_4_ranks():
         assert outs[0] == outs[1] == outs[2]
 
 
+def complete(tp, *more):
+    tiny = os.path.join(ROOT, "scripts/conf/tiny.ini")
+    args = ["--set", "plugins.comm=symmem", "--set", "parallel.tp=%d" % tp] if tp > 1 else []
+    for m in more:
+        args += ["--set", m]
+    r = subprocess.run([KEDGE, "run", "-c", tiny, *args, "--set", "exec-cpu.threads=1", "--temperature", "0.8",
+                        "--seed", "11", "--max-tokens", "48", "--quiet", "The old man and " * 20],
+                       capture_output=True, text=True, timeout=120)
+    assert r.returncode == 0, r.stderr
+    return r.stdout
+
+
+@case
+def with_weights_dealt_to_ranks_an_answer_depends_on_the_request_alone():
+    for tp in (2, 3):
+        texts = {complete(tp, "engine.prefill_chunk=%d" % n, "memory.page_tokens=%d" % p)
+                 for n, p in ((256, 64), (17, 16), (1, 64))}
+        assert len(texts) == 1, texts
+        assert complete(tp, "plugins.spec=ngram") in texts
+
+
 class Server:
     def __init__(self, tp, *more):
         self.log = tempfile.TemporaryFile("w+")
