@@ -223,7 +223,6 @@ static void what_is_not_built_is_refused_or_warned_of(void **state)
 
     (void)state;
     says("[parallel]\ntp = 2\nep = 3\n",
-         "t:2: [parallel] tp = 2: exec-cpu works in one rank only\n"
          "t:2: [parallel] tp = 2: [plugins] comm = self serves one rank; try symmem\n"
          "t:3: [parallel] ep = 3: more than one rank is not built yet\n");
     says("[cluster]\nnodes = 2\nfabric = rdma\n",
