@@ -30,4 +30,15 @@ double kg_bench_median(double *v, uint64_t n); /* sorts v */
 int kg_bench_step_churn(const struct kg_bench_step *b, const uint32_t *counts, int n_counts,
                         const uint32_t *outputs, int n_outputs);
 
+/* What one more request costs a step of an engine in which n_running requests decode. */
+struct kg_bench_admit {
+    uint32_t n_running, n_tokens, n_pages; /* tokens and pages of the request */
+    double step_ns;                        /* engine's own time of a step without it */
+    double more_ns;                        /* of one in which it is admitted, computed and ended */
+};
+
+/* Medians; *out only on success. */
+int kg_bench_admit(const struct kg_cmd_line *line, struct kg_bench_admit *out,
+                   struct kg_error *err);
+
 #endif

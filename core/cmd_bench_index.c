@@ -1,11 +1,13 @@
 /*
  * kedge bench index: the prefix index alone, filled with long prompts that share a beginning, with
  * a state every few thousand tokens. Measures match, insertion, begin and end of a path, choice of
- * a victim; and, for comparison, a plain compare of the same tokens.
+ * a victim; and, for comparison, a plain compare of the same tokens. Then an admission in an
+ * engine.
  */
 #include "base/clock.h"
 #include "base/num.h"
 #include "base/rng.h"
+#include "bench_step.h"
 #include "cmd.h"
 #include "engine/index.h"
 
@@ -74,7 +76,8 @@ static void insert_prompt(struct bench *b, uint32_t i, double *ns, uint64_t *n)
             b->pages[j] = b->next_page++;
         }
         uint64_t t = kg_now_ns();
-        (void)kg_index_append(b->ix, &path, b->tokens + (size_t)at * page, b->pages, k, b->out, NULL);
+        (void)kg_index_append(b->ix, &path, b->tokens + (size_t)at * page, b->pages, k, b->out,
+                              NULL);
         *ns += (double)(kg_now_ns() - t);
         *n += k;
         if ((at + k) % STATE_PAGES == 0 && b->next_state < b->n_states) {
@@ -161,7 +164,8 @@ static void measure_evict(struct bench *b, struct figures *f)
     f->page_victim = n_pages > 0 ? (double)t_page / (double)n_pages : 0;
 }
 
-static void print(const struct bench *b, const struct figures *f, int json)
+static void print(const struct bench *b, const struct figures *f, const struct kg_bench_admit *a,
+                  int json)
 {
     struct kg_index_stats s;
 
@@ -170,10 +174,12 @@ static void print(const struct bench *b, const struct figures *f, int json)
         (void)printf("{\"pages\":%u,\"page_tokens\":%llu,\"prompt_tokens\":%llu,\"match_us\":%.2f,"
                      "\"match_max_us\":%.2f,\"compare_us\":%.2f,\"miss_us\":%.3f,\"path_us\":%.3f,"
                      "\"fresh_us\":%.3f,\"insert_ns_page\":%.1f,\"evict_state_ns\":%.1f,"
-                     "\"evict_page_ns\":%.1f}\n",
+                     "\"evict_page_ns\":%.1f,\"admit_running\":%u,\"admit_tokens\":%u,"
+                     "\"admit_us\":%.3f,\"admit_step_us\":%.3f}\n",
                      b->next_page, (unsigned long long)b->page, (unsigned long long)b->n_tokens,
                      f->match / 1e3, f->match_max / 1e3, f->compare / 1e3, f->miss / 1e3,
-                     f->path / 1e3, f->fresh / 1e3, f->insert, f->victim, f->page_victim);
+                     f->path / 1e3, f->fresh / 1e3, f->insert, f->victim, f->page_victim,
+                     a->n_running, a->n_tokens, a->more_ns / 1e3, a->step_ns / 1e3);
         return;
     }
     (void)printf("prefix index: %u pages of %llu tokens in %u prompts of %llu, %u states\n",
@@ -193,6 +199,10 @@ static void print(const struct bench *b, const struct figures *f, int json)
     (void)printf("evict a page            %10.1f ns, in runs of up to %u\n", f->page_victim,
                  CHUNK_PAGES);
     (void)printf("pages left %u, ghosts %u\n", s.cached[KG_PAGE], s.n_ghost_pages);
+    (void)printf("one request more, of %u tokens, admitted, computed and ended in a step with %u "
+                 "running: %.1f us, %.0f ns per page; the step without it %.1f us\n",
+                 a->n_tokens, a->n_running, a->more_ns / 1e3, a->more_ns / a->n_pages,
+                 a->step_ns / 1e3);
 }
 
 static int run(struct bench *b, struct figures *f, struct kg_error *err)
@@ -254,6 +264,7 @@ int kg_cmd_bench_index(int argc, char **argv)
     struct kg_cmd_line line;
     struct bench b = {0};
     struct figures f = {0};
+    struct kg_bench_admit admit = {0};
     struct kg_error err = {0};
 
     int rc = kg_cmd_parse(&line, argc, argv, "kedge bench index [--pages N] [--tokens N]",
@@ -275,7 +286,10 @@ int kg_cmd_bench_index(int argc, char **argv)
     }
     rc = run(&b, &f, &err);
     if (rc == KG_OK) {
-        print(&b, &f, line.json);
+        rc = kg_bench_admit(&line, &admit, &err);
+    }
+    if (rc == KG_OK) {
+        print(&b, &f, &admit, line.json);
     }
     kg_index_destroy(b.ix);
     free(b.tokens);

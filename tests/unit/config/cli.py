@@ -50,6 +50,17 @@ def check_names_the_hooks_of_the_script():
 
 
 @case
+def bench_index_measures_an_index_and_an_admission():
+    r = run("bench", "index", "--pages", "2000", "--tokens", "10000", "--json")
+    equal(r.returncode, 0)
+    row = json.loads(r.stdout)
+    equal([row["admit_running"], row["admit_tokens"]], [256, 2048])
+    assert 1800 < row["pages"] <= 2000, row
+    for figure in ("match_us", "insert_ns_page", "evict_state_ns", "admit_us", "admit_step_us"):
+        assert row[figure] > 0, row
+
+
+@case
 def bench_step_measures_admissions_with_a_script_and_without():
     bench = ("bench", "step", "--requests", "4", "--repeats", "3", "--steps", "50")
     script = ("--set", "lua.script=" + os.path.join(ROOT, "scripts", "bench", "admit.lua"))
