@@ -26,6 +26,8 @@
 
 #include <string.h>
 
+#define USUAL_STEP (1.0f / 64) /* weight of a token of a lookup in what all sequences have */
+
 static const struct kg_metric metrics[] = {
     {"confidence_rounds_total", KG_COUNTER, "Steps in which something was drafted."},
     {"confidence_whole_rounds_total", KG_COUNTER, "Of them, steps that verified every draft."},
@@ -96,6 +98,7 @@ static int open_confidence(const struct kg_host *host, const void *conf, uint32_
     s->block = most;
     s->bytes = bytes;
     s->news = 1;
+    s->usual_p[0] = s->usual_p[1] = 0.5f;
     s->most = (uint32_t *)(void *)(s->seqs + max_seqs);
     s->asked = s->most + max_seqs;
     s->heap = s->asked + max_seqs;
@@ -123,7 +126,6 @@ struct seq *seq_of(struct kg_spec *s, uint32_t slot, uint64_t id)
 
     if (q->id != id) {
         *q = (struct seq){.id = id};
-        look_begin(&q->look);
         s->news = 1;
     }
     return q;
@@ -192,6 +194,10 @@ static int draft(struct kg_spec *s, const struct kg_spec_view *v, uint32_t *toke
         most = most < s->block ? most : s->block;
         most = most < v->rows_left - given ? most : v->rows_left - given;
         known->context = q->context;
+        if (!known->looks) {
+            look_begin(&known->look, s->usual_p[q->greedy != 0]);
+            known->looks = 1;
+        }
         uint32_t n = compare ? 0 : whether_look(s, v, known->look.p, most, given);
         if (n > 0 && lookup_worth(known->look.p, n) >= drafter_worth(s, known, batch)) {
             counts[i] = known->n_looked =
@@ -237,9 +243,16 @@ static uint32_t see(struct kg_spec *s, struct seq *q, const struct kg_spec_seen 
         if (seen->n_verified > 0) {
             learn_window(s, q, seen);
         }
-        if (seen->tokens != NULL) {
+        if (seen->tokens != NULL && q->looks) {
             look_seen(&q->look, seen->tokens, seen->n_tokens);
         }
+    }
+    float *p = &s->usual_p[seen->greedy != 0];
+    for (; q->look.n_right > 0; q->look.n_right--) {
+        *p += (1.0f - *p) * USUAL_STEP;
+    }
+    for (; q->look.n_wrong > 0; q->look.n_wrong--) {
+        *p -= *p * USUAL_STEP;
     }
     if (!seen->greedy) {
         s->accept = seen->accept;

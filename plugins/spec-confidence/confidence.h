@@ -25,6 +25,7 @@ struct seq {
     uint64_t id; /* request, 0: none */
     uint32_t context;
     uint32_t placed;             /* 1: context is known */
+    uint32_t looks;              /* 1: `look` has begun */
     uint32_t class;              /* of what it is to accept, LEARN_CLASSES */
     uint32_t asked;              /* drafts asked for in this round; 0: nobody asked */
     uint32_t n_looked;           /* drafts of a lookup in the round in flight */
@@ -89,6 +90,7 @@ struct kg_spec {
     float ready;                            /* p of a lookup that may be worth a row */
     double plain_ns;                        /* of a plain step, last known; 0 never */
     struct account drafter, lookup;
+    float usual_p[2]; /* of lookups, all sequences: sampled, greedy */
     struct flight flight;
     struct batch batches[BATCHES];
     struct learn learn;

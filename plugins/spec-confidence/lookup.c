@@ -3,13 +3,12 @@
 #define LEAST_MATCH 2
 #define LONGEST_MATCH 5
 #define STEP 0.125f
-#define START 0.5f
 #define FIRST_WAIT 4 /* tokens, after a lookup that was wrong; doubled each time */
 #define LONGEST_WAIT 32
 
-void look_begin(struct look *l)
+void look_begin(struct look *l, float p)
 {
-    *l = (struct look){.p = START};
+    *l = (struct look){.p = p};
 }
 
 /* Tokens in which the history up to `end` agrees with its own end. */
@@ -73,11 +72,13 @@ void look_take(struct look *l, const uint32_t *history, uint32_t n, uint32_t mos
 static void right(struct look *l)
 {
     l->p += STEP * (1.0f - l->p);
+    l->n_right++;
 }
 
 static void wrong(struct look *l)
 {
     l->p -= STEP * l->p;
+    l->n_wrong++;
     l->n = 0;
     l->rest = l->rest == 0 ? FIRST_WAIT : l->rest * 2 < LONGEST_WAIT ? l->rest * 2 : LONGEST_WAIT;
     l->wait = l->rest;

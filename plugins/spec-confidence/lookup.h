@@ -14,16 +14,18 @@
 #define LOOK_MOST 16     /* tokens of a lookup */
 #define LOOK_WINDOW 4096 /* tokens back it may lie */
 
-/* Of one sequence. All zero: nothing known, but for p. */
+/* Of one sequence. */
 struct look {
     float p;
-    uint32_t n, at; /* tokens in hand; of these, compared */
-    uint32_t wait;  /* tokens until the next lookup */
-    uint32_t rest;  /* that wait, when it began */
+    uint32_t n, at;            /* tokens in hand; of these, compared */
+    uint32_t wait;             /* tokens until the next lookup */
+    uint32_t rest;             /* that wait, when it began */
+    uint32_t n_right, n_wrong; /* tokens of lookups, since somebody set them to 0 */
     uint32_t tokens[LOOK_MOST];
 };
 
-void look_begin(struct look *l);
+/* p: of what is known of other sequences. */
+void look_begin(struct look *l, float p);
 /* At most `most` tokens that may follow history[n] into out; 0 when the last two are not found. */
 uint32_t look_up(const uint32_t *history, uint32_t n, uint32_t most, uint32_t *out);
 /* Whether a lookup should be taken in hand. */

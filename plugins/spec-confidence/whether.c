@@ -8,7 +8,7 @@
 #define FIRST_SKIP 16     /* rounds without drafts after the first try that did not pay */
 #define POOR_SKIP 16      /* rounds until an account that could not pay for a try is asked again */
 #define COMPARE_EVERY 256 /* rounds of drafting until one step is a plain one */
-#define LOOK_EVERY 8      /* rounds without drafts until lookups are compared again */
+#define LOOK_EVERY 4      /* rounds without drafts until lookups are compared again */
 #define ASK_EVERY 64      /* the same without lookups */
 #define FORGET 256        /* rounds after which what a round of drafts took says nothing any more */
 #define FEW 2             /* so many say something */
