@@ -510,11 +510,11 @@ static int confirm(struct advise *x)
     for (uint32_t i = 0; i < n; i++) {
         jobs[i].point = x->found.tries[x->found.finalists[i]].point;
     }
-    (void)snprintf(r->stretch, sizeof(r->stretch), "%.17g", by * JITTER);
-    r->seed++;
-    r->phase = "confirming";
-    r->left = (double)(n + 1) * r->n;
     if (n > 0) {
+        (void)snprintf(r->stretch, sizeof(r->stretch), "%.17g", by * JITTER);
+        r->seed++;
+        r->phase = "confirming";
+        r->left = (double)(n + 1) * r->n;
         rc = kg_advise_run(r, jobs, n + 1);
     }
     if (rc == KG_OK && n > 0 && jobs[n].run.rows == NULL) {

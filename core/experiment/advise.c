@@ -324,7 +324,11 @@ struct walk {
     struct kg_advise_point here; /* best so far */
     double gain;                 /* of here */
     uint32_t n_later;            /* about how many replays come after this dimension */
+    unsigned char hopeless[KG_ADVISE_DIMS][KG_ADVISE_SETTINGS]; /* not tried in later rounds */
 };
+
+/* So far behind the best of its dimension, a setting is not tried again with other neighbours. */
+#define HOPELESS 0.05
 
 static int same(const struct kg_advise_point *a, const struct kg_advise_point *b)
 {
@@ -425,22 +429,40 @@ static uint32_t refine(struct walk *w, uint32_t dim, struct kg_advise_point poin
     return n;
 }
 
+/* Marks what was far behind among the points, settings of one dimension. */
+static void drop_hopeless(struct walk *w, uint32_t dim, const struct kg_advise_point *points,
+                          uint32_t n)
+{
+    double best = -INFINITY;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const struct kg_advise_try *t = find(w->f, &points[i]);
+        best = t->gain > best ? t->gain : best;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const struct kg_advise_try *t = find(w->f, &points[i]);
+        w->hopeless[dim][points[i].at[dim]] |= !(t->gain >= best - HOPELESS);
+    }
+}
+
 static int walk_dim(struct walk *w, uint32_t dim, int *moved)
 {
     const struct kg_advise_dim *d = &w->s->space->dims[dim];
     struct kg_advise_point points[KG_ADVISE_SETTINGS] = {{{0}}};
-    uint32_t n = d->n;
+    uint32_t n = 0;
 
-    for (uint32_t i = 0; i < n; i++) {
-        points[i] = w->here;
-        points[i].at[dim] = i;
+    for (uint32_t i = 0; i < d->n; i++) {
+        if (!w->hopeless[dim][i] || i == w->here.at[dim]) {
+            points[n] = w->here;
+            points[n++].at[dim] = i;
+        }
     }
     int rc = look(w, points, n, w->n_later);
-    if (rc != KG_OK || n < 2) {
+    if (rc != KG_OK || d->n < 2) {
         return rc;
     }
-    int here = move(w, points, n);
-    *moved |= here;
+    drop_hopeless(w, dim, points, n);
+    *moved |= move(w, points, n);
     /* Also around the user's own when it held against a coarse grid. */
     n = refine(w, dim, points);
     if (n > 0) {

@@ -133,12 +133,13 @@ struct kg_advise_found {
 /*
  * Coordinate descent from the user's configuration (tries[0], run first): all settings of a
  * dimension with the others as they stand, then two steps finer around a winner that has a scale,
- * and so on through the dimensions until a round moves nothing. Ties go to the setting with fewer
- * assignments. At the end changes whose removal costs less than half of `least` are taken back. The
- * finalists are the end point, the best point with one change, the best with one change in another
- * dimension, then the best of the others; none that came out equal. Deterministic if `run` is.
- * Returns what run said, KG_OK or KG_ELIMIT past KG_ADVISE_TRIES (what was found so far is there
- * then).
+ * and so on through the dimensions until a round moves nothing. What
+ * was more than 5 % behind the best of its dimension is not tried in later rounds. Ties go to the
+ * setting with fewer assignments. At the end changes whose removal costs less than half of `least`
+ * are taken back. The finalists are the end point, the best point with one change, the best with
+ * one change in another dimension, then the best of the others; none that came out equal.
+ * Deterministic if `run` is. Returns what run said, KG_OK or KG_ELIMIT past KG_ADVISE_TRIES (what
+ * was found so far is there then).
  */
 KG_CHECKED int kg_advise_search(const struct kg_advise_search *search,
                                 struct kg_advise_found *found);

@@ -279,6 +279,25 @@ static void a_scale_is_looked_at_more_closely_around_its_best(void **state)
     free(f);
 }
 
+static void what_was_far_behind_is_not_tried_with_other_neighbours(void **state)
+{
+    struct kg_advise_space s;
+    struct truth t = {.best = {"checkpoint branch", "split ratio 0.3"}, .worth = {0.20, 0.10}};
+    uint32_t n_reuse = 0;
+
+    (void)state;
+    kg_advise_space_make(&plain, &s);
+    struct kg_advise_found *f = search(&s, &t);
+    for (uint32_t i = 0; i < f->n; i++) { /* only the one they moved to, and it taken back once */
+        const struct kg_advise_point *p = &f->tries[i].point;
+        n_reuse += p->at[KG_ADVISE_POOL] != 0 &&
+                   p->at[KG_ADVISE_REUSE] != f->tries[f->best].point.at[KG_ADVISE_REUSE];
+    }
+    assert_int_equal(n_reuse, 1);
+    assert_true(fabs(f->tries[f->best].gain - 0.30) < 1e-9);
+    free(f);
+}
+
 static void nothing_better_ends_where_it_began(void **state)
 {
     struct kg_advise_space s;
@@ -546,6 +565,7 @@ int main(void)
         cmocka_unit_test(intervals_are_whole_pages_within_the_trace),
         cmocka_unit_test(the_search_ends_at_the_planted_settings_of_all_dimensions),
         cmocka_unit_test(a_scale_is_looked_at_more_closely_around_its_best),
+        cmocka_unit_test(what_was_far_behind_is_not_tried_with_other_neighbours),
         cmocka_unit_test(nothing_better_ends_where_it_began),
         cmocka_unit_test(a_change_that_is_worth_nothing_beside_the_others_is_taken_back),
         cmocka_unit_test(the_same_gains_give_the_same_search),
