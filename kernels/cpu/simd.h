@@ -195,6 +195,40 @@ INLINE vf v_lookup16(const float *table, vi index)
     return _mm512_permutexvar_ps(index, _mm512_loadu_ps(table));
 }
 
+/* The largest lane; none may be NaN. */
+INLINE float v_top(vf v)
+{
+    return _mm512_reduce_max_ps(v);
+}
+
+/* Lanes l + (l+8), then l + (l+4), of four vectors: four runs of four lanes. */
+INLINE vf v_join_four(vf a, vf b, vf c, vf d)
+{
+    vf ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    vf cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+
+    return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+}
+
+/* Then lanes l + (l+2): two lanes of each of eight vectors. */
+INLINE vf v_join_eight(vf p, vf q)
+{
+    __m512d a = _mm512_castps_pd(p), b = _mm512_castps_pd(q);
+
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+}
+
+/* v_join of 16 vectors, lane i that of v[i]: the same additions, many at once. */
+INLINE vf v_join16(const vf *v)
+{
+    vf a = v_join_eight(v_join_four(v[0], v[4], v[8], v[12]), v_join_four(v[1], v[5], v[9], v[13]));
+    vf b =
+        v_join_eight(v_join_four(v[2], v[6], v[10], v[14]), v_join_four(v[3], v[7], v[11], v[15]));
+
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+
 INLINE float v_join(vf v)
 {
     __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
@@ -424,6 +458,45 @@ INLINE __m256 v_lookup8(const float *table, __m256i index)
 INLINE vf v_lookup16(const float *table, vi index)
 {
     return (vf){v_lookup8(table, index.a), v_lookup8(table, index.b)};
+}
+
+/* The largest lane; none may be NaN. */
+INLINE float v_top(vf v)
+{
+    __m256 a = _mm256_max_ps(v.a, v.b);
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+
+/* Lanes l + (l+8), l + (l+4), l + (l+2) of four vectors: two lanes of each. */
+INLINE __m256 v_join_four(const vf *v)
+{
+    __m256 a = _mm256_add_ps(v[0].a, v[0].b), b = _mm256_add_ps(v[4].a, v[4].b);
+    __m256 c = _mm256_add_ps(v[1].a, v[1].b);
+    __m256 d = _mm256_add_ps(v[5].a, v[5].b);
+    __m256 ab =
+        _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    __m256 cd =
+        _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+    __m256d p = _mm256_castps_pd(ab), q = _mm256_castps_pd(cd);
+
+    return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(p, q)),
+                         _mm256_castpd_ps(_mm256_unpackhi_pd(p, q)));
+}
+
+INLINE __m256 v_join_eight(const vf *v)
+{
+    __m256 a = v_join_four(v), b = v_join_four(v + 2);
+
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+}
+
+/* v_join of 16 vectors, lane i that of v[i]: the same additions, many at once. */
+INLINE vf v_join16(const vf *v)
+{
+    return (vf){v_join_eight(v), v_join_eight(v + 8)};
 }
 
 INLINE float v_join(vf v)
