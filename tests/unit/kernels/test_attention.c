@@ -198,6 +198,37 @@ static void attention_never_looks_past_its_position(void **state)
     drop_case(&a);
 }
 
+/* Rows of one sequence share the keys they read; a key that is not finite reaches only the rows
+ * from its position on. */
+static void a_key_that_is_no_number_reaches_no_earlier_row(void **state)
+{
+    uint64_t s = 44;
+
+    (void)state;
+    for (uint32_t heads = 1; heads <= 9; heads += 2) {
+        struct attn_case a = make_case(&s, TOKENS, heads, 33, 5);
+        size_t row = (size_t)heads * 33;
+        float *clean = take_f(TOKENS * row), *m = take_f(TOKENS * row);
+
+        for (EACH_TABLE(t)) {
+            struct cache c = make_cache(&s, t.k->state_dtype, 16, 33, 5, TOKENS);
+            float was = a.c[37 * 33 + 4];
+
+            step(t.k, NULL, &a, &c, 0, TOKENS, clean);
+            a.c[37 * 33 + 4] = NAN;
+            step(t.k, NULL, &a, &c, 0, TOKENS, m);
+            a.c[37 * 33 + 4] = was;
+            same_bits(t.k->name, m, clean, 37 * row);
+            for (size_t r = 37; r < TOKENS; r++)
+                assert_true(isnan(m[r * row + 4]));
+            drop_cache(&c);
+        }
+        free(clean);
+        free(m);
+        drop_case(&a);
+    }
+}
+
 /* Three sequences in one call, rows interleaved with gaps, against one call each. */
 static void attention_of_a_batch_equals_sequences_alone(void **state)
 {
@@ -268,6 +299,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_matches_double_whatever_the_chunks_pages_and_threads),
         cmocka_unit_test(attention_never_looks_past_its_position),
+        cmocka_unit_test(a_key_that_is_no_number_reaches_no_earlier_row),
         cmocka_unit_test(attention_of_a_batch_equals_sequences_alone),
         cmocka_unit_test(attention_survives_extreme_scores),
     };
