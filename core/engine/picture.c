@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SLICE 2048u /* table entries looked at between two steps */
+#define SLICE 2048u         /* table entries looked at between two steps */
+#define REQUESTS_COST 1024u /* of listing them and publishing all */
+#define TOUCH_BYTES 4096u
 
 #define N_WORDS (sizeof(struct kg_picture) / sizeof(uint64_t))
 _Static_assert(sizeof(struct kg_picture) % sizeof(uint64_t) == 0, "a picture is whole words");
@@ -36,6 +38,10 @@ int kg_picture_create(struct kg_engine *e)
     e->painter = calloc(1, sizeof(*e->painter));
     if (e->painter == NULL) {
         return KG_ENOMEM;
+    }
+    /* The first picture must not pay for memory that nobody wrote to. */
+    for (size_t i = 0; i < sizeof(*e->painter); i += TOUCH_BYTES) {
+        ((volatile char *)e->painter)[i] = 0;
     }
     while ((arena - 1) >> e->painter->shift >= KG_PICTURE_BINS) {
         e->painter->shift++;
@@ -264,11 +270,17 @@ static void finish(struct kg_engine *e)
     publish(e);
 }
 
+/* What the next part costs at least, in table entries. */
+static uint32_t part_cost(const struct kg_painter *p)
+{
+    return p->part == PART_WALK ? 1 : p->part == PART_FREE ? p->made.n_bins : REQUESTS_COST;
+}
+
 /* What comes next, at most `left` table entries of it. Returns what it cost, in entries. */
 static uint32_t next_part(struct kg_engine *e, uint32_t left)
 {
     struct kg_painter *p = e->painter;
-    uint32_t done = p->made.n_bins;
+    uint32_t done = part_cost(p);
 
     if (p->part == PART_WALK) {
         done = walk_kind(e, left);
@@ -301,7 +313,7 @@ void kg_picture_step(struct kg_engine *e, int busy)
         atomic_store(&p->asked, 0);
         begin(e);
     }
-    while (p->part != PART_NONE && left > 0) {
+    while (p->part != PART_NONE && left >= part_cost(p)) {
         uint32_t done = next_part(e, left);
         left = done < left ? left - done : 0;
     }

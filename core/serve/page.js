@@ -300,6 +300,10 @@
                 }
             }
         });
+        for (let k = 0; k < n; k++) { // what moved while it was looked at may be there twice
+            const bin = out.subarray(k * CLASSES.length, (k + 1) * CLASSES.length), all = sum(bin);
+            if (all > 1) { bin.forEach((v, c) => { bin[c] = v / all; }); }
+        }
         return out;
     }
     function canvas(id) {
@@ -337,22 +341,24 @@
         }
     }
     function waterfall() {
-        $("fall").style.height = Math.min(200, 8 * fall.length) + "px";
-        const [ctx, w, h, ratio] = canvas("fall");
-        const mix = CLASSES.map(([name]) => rgb(colour(name))), want = Math.floor(h / fall.length);
-        const tall = Math.max(2, Math.min(Math.round(8 * ratio), want)); // few lines are drawn thicker
-        const rows = Math.min(fall.length, Math.ceil(h / tall));
+        const each = Math.max(2, Math.min(8, Math.floor(200 / fall.length))); // few lines are drawn thicker
+        const rows = Math.min(fall.length, Math.floor(200 / each));
+        $("fall").style.height = rows * each + "px";
+        const [ctx, w, h] = canvas("fall"), mix = CLASSES.map(([name]) => rgb(colour(name))), rest = rgb(colour("card"));
         ctx.clearRect(0, 0, w, h);
         for (let r = 0; r < rows; r++) {
             const {shares, n, widths} = fall[r];
             for (let i = 0; i < n; i++) {
                 const x0 = Math.round(i * widths * w), x1 = Math.round(Math.min(1, (i + 1) * widths) * w), p = [0, 0, 0];
+                let left = 1; // what moved before it was seen is nowhere
                 for (let c = 0; c < CLASSES.length; c++) {
                     const s = shares[i * CLASSES.length + c];
                     for (let k = 0; k < 3; k++) { p[k] += s * mix[c][k]; }
+                    left -= s;
                 }
-                ctx.fillStyle = "rgb(" + p.map(Math.round).join(",") + ")";
-                ctx.fillRect(x0, r * tall, Math.max(1, x1 - x0), tall);
+                ctx.fillStyle = "rgb(" + p.map((v, k) => Math.round(v + Math.max(0, left) * rest[k])).join(",") + ")";
+                const y0 = Math.round(r * h / rows);
+                ctx.fillRect(x0, y0, Math.max(1, x1 - x0), Math.round((r + 1) * h / rows) - y0);
             }
         }
         $("fall-span").textContent = rows > 1 ? "back to –" + time(fall[0].t - fall[rows - 1].t) : "";
@@ -436,9 +442,9 @@
         fill($("wait-table"), head(["request", "prompt", "output at most", "would hit: pages / state", "short of", "preempted", "age"]),
             p.waiting.map((r) => row([int(r.n), int(r.prompt), int(r.max), pair(r), r.short_of || "–", int(r.preempted),
                 time(r.age_s)], r)), "nobody");
-        $("run-more").textContent = d.queue.running > p.running.length && p.running.length > 0
+        $("run-more").textContent = d.queue.running > p.running.length && p.running.length >= 64
             ? "the " + p.running.length + " oldest of " + int(d.queue.running) : "";
-        $("wait-more").textContent = d.queue.waiting > p.waiting.length && p.waiting.length > 0
+        $("wait-more").textContent = d.queue.waiting > p.waiting.length && p.waiting.length >= 32
             ? "the " + p.waiting.length + " first of " + int(d.queue.waiting) : "";
         fill($("done-table"), head(["ended", "how", "prompt", "output", "hit: pages / state", "drafts: verified / accepted",
             "queue", "TTFT", "TPOT", "in all"]),
