@@ -93,6 +93,52 @@ def test_equal_arms_show_no_difference_in_19_of_20_splits_and_a_slow_one_is_foun
         assert len(said) <= (5 if kedge.FULL else 1) and len(found) == 5, (said, found)
 
 
+def load(server, clients, each, threads, rng=None):
+    """Clients with prompts of their own, `each` requests or, by chance, up to as many."""
+    plan = [(i, k) for i in range(clients) for k in range(rng.randrange(1, each + 1) if rng else each)]
+    if rng:
+        rng.shuffle(plan)
+    wrong = []
+
+    def work(first):
+        for i, k in plan[first::threads]:
+            status, _, a = server.call("/v1/completions", {
+                "prompt": [1 + i, 2, 3] * (16 + i % 48 if rng else 64) + [k + 1] * 8,
+                "max_tokens": 3 + (i % 9 if rng else 0), "ignore_eos": True, "user": "client-%d" % i})
+            if status != 200:
+                wrong.append(a)
+
+    pool = [threading.Thread(target=work, args=(k,)) for k in range(threads)]
+    for t in pool:
+        t.start()
+    for t in pool:
+        t.join()
+    assert not wrong, wrong[0]
+    server.wait_for(lambda: server.metric("kedge:request_log_lines_total", outcome="written"),
+                    len(plan))
+    return len(plan)
+
+
+def test_equal_arms_of_20_running_servers_show_no_difference_in_19():
+    if not kedge.FULL:
+        raise kedge.Skip("with KEDGE_FULL=1")
+    said = []
+    for seed in range(1, 21):
+        with tempfile.TemporaryDirectory(prefix="kedge-ab-log-") as d:
+            path = os.path.join(d, "log.jsonl")
+            conf = {"arm a": {"share": 50}, "arm b": {"share": 50}, "arms": {"seed": seed},
+                    "server": {"request_log": path}, "memory": {"page_tokens": 16},
+                    "exec-null": {"per_row_ns": 20000}}
+            with kedge.Server(conf) as server:
+                load(server, 200, 5, 3, random.Random(seed))
+            c, = report("--log", path)
+            assert c["tested"] > 8
+            if different(c):
+                said.append((seed, different(c)))
+    print("# servers with equal arms that differ: %s" % said)
+    assert len(said) <= 1, said
+
+
 def test_a_slow_arm_of_a_running_server_is_found_by_its_log():
     with tempfile.TemporaryDirectory(prefix="kedge-ab-log-") as d:
         path, page, summary = (os.path.join(d, n) for n in ("log.jsonl", "page.html", "s.json"))
@@ -100,21 +146,7 @@ def test_a_slow_arm_of_a_running_server_is_found_by_its_log():
                 "server": {"request_log": path}, "memory": {"page_tokens": 16},
                 "exec-null": {"per_row_ns": 40000}}
         with kedge.Server(conf) as server:
-            def client(first):
-                for i in range(first, 120, 2):
-                    for k in range(3):
-                        status, _, a = server.call("/v1/completions", {
-                            "prompt": [1 + i, 2, 3] * 64 + [k + 1] * 8, "max_tokens": 3,
-                            "ignore_eos": True, "user": "client-%d" % i})
-                        assert status == 200, a
-
-            threads = [threading.Thread(target=client, args=(k,)) for k in range(2)]
-            for t in threads:
-                t.start()
-            for t in threads:
-                t.join()
-            server.wait_for(lambda: server.metric("kedge:request_log_lines_total",
-                                                  outcome="written"), 360)
+            load(server, 120, 3, 2)
         c, = report("--log", path, "--arms", "keeps,forgets", "--html", page, "--summary", summary)
         assert [a["name"] for a in c["arms"]] == ["keeps", "forgets"]
         assert sum(a["requests"] for a in c["arms"]) == 360
