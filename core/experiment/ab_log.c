@@ -42,6 +42,24 @@ static int grow(struct kg_ab_log_arm *a)
     return KG_OK;
 }
 
+/* Whether an object is a row: times and counts that are there are numbers a server could write. */
+static int is_row(const json_t *o)
+{
+    static const char *const keys[] = {
+        "arrival_ms",  "prompt_tokens", "output_tokens", "hit_page_tokens", "reused_tokens",
+        "lost_tokens", "ttft_ms",       "tpot_ms",       "e2e_ms",          "queue_ms",
+        "preemptions", "drafted",       "verified",      "accepted",        "share"};
+    int good = json_is_string(json_object_get(o, "outcome"));
+
+    for (size_t i = 0; good && i < sizeof(keys) / sizeof(keys[0]); i++) {
+        const json_t *v = json_object_get(o, keys[i]);
+        double x = json_number_value(v);
+        good = v == NULL || json_is_null(v) ||
+               (json_is_number(v) && (x == 0 || (x >= 1e-9 && x <= 1e15)));
+    }
+    return good;
+}
+
 static int add_row(struct kg_ab_log *log, const json_t *o, double ttft_slo_ms, double tpot_slo_ms,
                    struct kg_error *err)
 {
@@ -156,7 +174,7 @@ int kg_ab_log_read(const char *path, double ttft_slo_ms, double tpot_slo_ms, str
     int rc = kg_lines_open(path, &lines, err);
     while (rc >= 0 && (rc = kg_lines_next(lines, &text, &len, err)) == 1) {
         json_t *o = json_loadb(text, len, 0, NULL);
-        if (!json_is_string(json_object_get(o, "outcome"))) {
+        if (!is_row(o)) {
             log->n_odd++;
         } else if (add_row(log, o, ttft_slo_ms, tpot_slo_ms, &why) != KG_OK) {
             rc = kg_fail(err, why.rc, "%s: %s", path, why.text);

@@ -19,7 +19,7 @@ struct kg_ab_log_arm {
 struct kg_ab_log {
     struct kg_ab_log_arm arms[KG_AB_LOG_ARMS]; /* by name */
     uint32_t n;
-    uint64_t n_odd;          /* lines that are no rows: torn ones, of another program */
+    uint64_t n_odd;          /* lines that are no rows: torn, of others, impossible figures */
     uint64_t n_forced;       /* rows whose arm was asked for: not split by chance, left out */
     uint64_t n_armless;      /* rows without an arm, left out */
     uint32_t shares_changed; /* 1: an arm has rows of different shares */
