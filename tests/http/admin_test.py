@@ -22,7 +22,8 @@ def test_the_list_says_what_is_active_and_what_could_be():
     with kedge.Server(ROOM) as server:
         answer = server.ok(PLUGINS)
         assert answer["active"] == {
-            "exec": "null", "pool": "unified", "sched": "fcfs", "spec": "off", "comm": "self"
+            "exec": "null", "pool": "unified", "sched": "fcfs", "spec": "off",
+            "comm": "self" if kedge.TP == 1 else "symmem"
         }, answer
         for kind, names in (("sched", {"fcfs", "fair"}), ("spec", {"off", "ngram"})):
             assert names <= {p["name"] for p in answer[kind]}, answer
