@@ -296,13 +296,13 @@ static void end(const struct kg_job *job, struct kg_buf *b)
         kg_add(&l->cells[CELL_DROPPED], 1);
 }
 
-static const char *reason_of(const struct kg_event *e)
+static const char *reason_of(const struct kg_job *job, const struct kg_event *e)
 {
     switch (e->finish) {
     case KG_FINISH_LENGTH:
         return "length";
     case KG_FINISH_CANCELLED:
-        return "client";
+        return job->serve->cancelled ? "shutdown" : "client";
     case KG_FINISH_ERROR:
         return "fault";
     case KG_FINISH_TIMEOUT:
@@ -326,7 +326,7 @@ void kg_reqlog_done(const struct kg_job *job, uint32_t index, const struct kg_ev
     uint64_t now = kg_engine_now(job->serve->parts.engine);
     double age_ms = now > e->arrival_ns ? (double)(now - e->arrival_ns) / 1e6 : 0;
     struct kg_buf *b =
-        begin(job, index, wall_ms() - age_ms, outcomes[kg_seq_outcome(e)], reason_of(e));
+        begin(job, index, wall_ms() - age_ms, outcomes[kg_seq_outcome(e)], reason_of(job, e));
     (void)kg_buf_printf(b,
                         ",\"prompt_tokens\":%u,\"output_tokens\":%u,\"hit_page_tokens\":%u,"
                         "\"hit_state_tokens\":%u,\"reused_tokens\":%u,\"lost_tokens\":%u,"

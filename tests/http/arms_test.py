@@ -350,6 +350,18 @@ def test_the_log_has_a_line_for_each_sequence_in_the_form_of_a_replay():
             [("refused", "queue_full")] * 9, rest
 
 
+def test_requests_that_the_end_of_the_drain_cut_say_so():
+    with tempfile.TemporaryDirectory(prefix="kedge-log-") as folder:
+        path = os.path.join(folder, "requests.jsonl")
+        with kedge.Server(TWO, {"server": {"request_log": path, "drain_ms": 20},
+                                "exec-null": {"base_ns": 5000000}}) as server:
+            streams = [server.stream(COMPLETIONS, {"prompt": [1], "max_tokens": 3000, "user": str(i),
+                                                   "ignore_eos": True}) for i in range(3)]
+            for s in streams:
+                next(iter(s))
+        assert [(r["outcome"], r["reason"]) for r in rows(path)] == [("cancelled", "shutdown")] * 3
+
+
 def test_rotation_loses_no_line():
     with tempfile.TemporaryDirectory(prefix="kedge-log-") as folder:
         path = os.path.join(folder, "requests.jsonl")
