@@ -124,6 +124,12 @@ static void read_series(const json_t *o, struct kg_ab_facts *facts)
 static void read_steps(const json_t *o, struct kg_ab_facts *facts)
 {
     const json_t *parts = json_object_get(o, "step_parts"), *at = json_object_get(o, "positions");
+    const json_t *ms = json_object_get(json_object_get(o, "steps_over_time"), "ms");
+
+    for (uint32_t i = 0; i < KG_AB_BINS; i++) {
+        const json_t *v = json_array_get(ms, i);
+        facts->step_ms[i] = json_is_number(v) ? json_number_value(v) : NAN;
+    }
 
     facts->n_steps = count(o, "steps");
     for (; facts->n_parts < json_array_size(parts) && facts->n_parts < KG_AB_PARTS;

@@ -30,6 +30,7 @@ struct kg_ab_facts {
     /* Bytes by class over time, means over n_bins bins; n_bins 0: not in the summary. */
     uint32_t n_bins;
     double width_s, series[KG_AB_N_BYTES][KG_AB_BINS];
+    double step_ms[KG_AB_BINS]; /* mean of the steps that ended in a bin; NAN: none did */
     double bytes_mean[KG_AB_N_BYTES], bytes_max[KG_AB_N_BYTES], arena;
     uint32_t n_parts, n_drafts; /* 0: not in the summary */
     double n_steps;

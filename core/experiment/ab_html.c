@@ -351,6 +351,7 @@ int kg_ab_html(const struct kg_ab_report *r, struct kg_buf *b)
     kg_html_distributions(b, r);
     kg_html_load(b, r);
     if (r->log == NULL) { /* the arms of a server have steps and memory in common */
+        kg_html_steps(b, r);
         kg_html_parts(b, r);
         kg_html_drafts(b, r);
         kg_html_pools(b, r);

@@ -38,6 +38,7 @@ void kg_html_distributions(struct kg_buf *b, const struct kg_ab_report *r);
 void kg_html_load(struct kg_buf *b, const struct kg_ab_report *r);
 void kg_html_pools(struct kg_buf *b, const struct kg_ab_report *r);
 /* ab_html_steps.c. The same. */
+void kg_html_steps(struct kg_buf *b, const struct kg_ab_report *r);
 void kg_html_parts(struct kg_buf *b, const struct kg_ab_report *r);
 void kg_html_drafts(struct kg_buf *b, const struct kg_ab_report *r);
 

@@ -6,6 +6,54 @@
 
 #define N_COLOURS 12u
 
+/* --- over time --- */
+
+/* Mean time of the steps of each bin; the line is broken where no step ended. */
+static void put_steps(struct kg_buf *b, const struct kg_ab_facts *f, uint32_t arm, double span_s,
+                      double top)
+{
+    int is_open = 0;
+
+    (void)kg_buf_printf(b, "<path class=\"%s\" d=\"", KG_HTML_ARM(arm));
+    for (uint32_t i = 0; i < f->n_bins; i++) {
+        if (isnan(f->step_ms[i])) {
+            is_open = 0;
+            continue;
+        }
+        double x = KG_HTML_LEFT + KG_HTML_WIDE * fmin(f->width_s * (i + 0.5) / span_s, 1);
+        double y = KG_HTML_ABOVE + KG_HTML_TALL * (1 - f->step_ms[i] / top);
+        (void)kg_buf_printf(b, is_open ? "L%.1f %.1f" : "M%.1f %.1f", x, y);
+        (void)kg_buf_puts(b, is_open ? "" : "h0"); /* a bin by itself is a point */
+        is_open = 1;
+    }
+    (void)kg_buf_puts(b, "\"/>");
+}
+
+void kg_html_steps(struct kg_buf *b, const struct kg_ab_report *r)
+{
+    double most[2] = {0}, span_s = fmax(r->facts[0].duration_s, r->facts[1].duration_s);
+    char words[300];
+
+    for (uint32_t arm = 0; arm < 2; arm++) {
+        for (uint32_t i = 0; i < r->facts[arm].n_bins; i++) {
+            most[arm] = fmax(most[arm], r->facts[arm].step_ms[i]); /* of NAN and x: x */
+        }
+    }
+    if (!(most[0] > 0) || !(most[1] > 0) || !(span_s > 0)) {
+        return;
+    }
+    double top = kg_html_ceiling(fmax(most[0], most[1]));
+    (void)snprintf(words, sizeof(words),
+                   "Mean time of a step over time: %.60s at most %.3g ms, %.60s %.3g ms",
+                   r->names[0], most[0], r->names[1], most[1]);
+    kg_html_open(b, "Mean time of a step, ms, over time, s", KG_HTML_HEIGHT, words);
+    kg_html_levels(b, top, "");
+    kg_html_times(b, span_s);
+    put_steps(b, &r->facts[0], 0, span_s, top);
+    put_steps(b, &r->facts[1], 1, span_s, top);
+    kg_html_close(b);
+}
+
 /* --- what steps were made of --- */
 
 /* A part of the steps of both arms, by its name; s is 0 where an arm has none. */

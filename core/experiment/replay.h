@@ -66,13 +66,14 @@ enum kg_bytes_class {
     KG_N_BYTES,
 };
 
-/* Bytes of each class over time, in bins of one width from the start. The width doubles when the
- * last bin is full, so any length fits. */
+/* Bytes of each class and steps over time, in bins of one width from the start. The width doubles
+ * when the last bin is full, so any length fits. */
 #define KG_REPLAY_BINS 256u
 struct kg_replay_series {
     uint64_t width_ns;
-    double ns[KG_REPLAY_BINS];              /* time seen of a bin */
-    double sum[KG_REPLAY_BINS][KG_N_BYTES]; /* bytes times ns */
+    double ns[KG_REPLAY_BINS];                               /* time seen of a bin */
+    double sum[KG_REPLAY_BINS][KG_N_BYTES];                  /* bytes times ns */
+    double step_ns[KG_REPLAY_BINS], n_steps[KG_REPLAY_BINS]; /* of steps that ended in a bin */
 };
 
 /* What one replica did. */

@@ -13,6 +13,8 @@ static void widen(struct kg_replay_series *s)
         uint32_t from = 2 * i;
         int is_there = from + 1 < KG_REPLAY_BINS;
         s->ns[i] = is_there ? s->ns[from] + s->ns[from + 1] : 0;
+        s->step_ns[i] = is_there ? s->step_ns[from] + s->step_ns[from + 1] : 0;
+        s->n_steps[i] = is_there ? s->n_steps[from] + s->n_steps[from + 1] : 0;
         for (uint32_t k = 0; k < KG_N_BYTES; k++) {
             s->sum[i][k] = is_there ? s->sum[from][k] + s->sum[from + 1][k] : 0;
         }
@@ -37,6 +39,17 @@ static void add_series(struct kg_replay_series *s, uint64_t from, uint64_t to,
         }
         from = end;
     }
+}
+
+/* A step that ended at t. */
+static void add_step(struct kg_replay_series *s, uint64_t t, uint64_t ns)
+{
+    while (t > s->width_ns * KG_REPLAY_BINS) {
+        widen(s);
+    }
+    uint64_t i = t > 0 ? (t - 1) / s->width_ns : 0;
+    s->step_ns[i] += (double)ns;
+    s->n_steps[i]++;
 }
 
 /* What stood at the last look, for dt until t. */
@@ -116,6 +129,9 @@ int kg_replay_look(struct kg_replay_play *r, struct kg_replica *p)
         p->last_engine_sum = s->overhead_ns_sum;
     }
     o->step_ns[o->n_steps++] = s->step_ns_sum - p->last_step_sum;
+    if (o->series != NULL) {
+        add_step(o->series, t, s->step_ns_sum - p->last_step_sum);
+    }
     p->last_steps = s->steps;
     p->last_step_sum = s->step_ns_sum;
     return KG_OK;

@@ -340,7 +340,18 @@ static void put_series(struct kg_buf *b, const struct kg_replay_series *s)
         }
         (void)kg_buf_putc(b, ']');
     }
-    (void)kg_buf_putc(b, '}');
+    (void)kg_buf_puts(b, "},\"steps_over_time\":{");
+    put_f64(b, "width_s", (double)s->width_ns / 1e9);
+    (void)kg_buf_puts(b, ",\"n\":[");
+    for (uint32_t i = 0; i < n; i++) {
+        (void)kg_buf_printf(b, "%s%.0f", i > 0 ? "," : "", s->n_steps[i]);
+    }
+    (void)kg_buf_puts(b, "],\"ms\":[");
+    for (uint32_t i = 0; i < n; i++) {
+        (void)kg_buf_puts(b, i > 0 ? "," : "");
+        (void)kg_buf_json_f64(b, s->n_steps[i] > 0 ? s->step_ns[i] / s->n_steps[i] / 1e6 : NAN);
+    }
+    (void)kg_buf_puts(b, "]}");
 }
 
 int kg_results_summary(const struct kg_replay_result *result, const struct kg_results_about *about,

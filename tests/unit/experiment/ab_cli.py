@@ -154,6 +154,12 @@ def bytes_over_time_add_up_to_their_means():
         k = n // 2
         whole = sum(t[c][k] for c in t if c not in ("width_s", "promised"))
         assert abs(whole - s["bytes"]["arena"]) < 20, (whole, s["bytes"]["arena"])
+        steps = s["steps_over_time"]
+        assert steps["width_s"] == width and len(steps["n"]) == len(steps["ms"]) == n
+        assert sum(steps["n"]) == s["steps"]
+        assert all((k == 0) == (ms is None) for k, ms in zip(steps["n"], steps["ms"]))
+        mean = sum(k * ms for k, ms in zip(steps["n"], steps["ms"]) if k) / s["steps"]
+        assert abs(mean - s["step_ms"]["mean"]) < 1e-6 * mean, (mean, s["step_ms"])
 
 
 @case
@@ -170,11 +176,11 @@ def the_page_stands_alone_and_draws_what_the_report_says():
         assert not re.search("(?i)https?:|<script|<link|<img|@import|url[(]", text)
         assert "nan" not in text and "B is slower" in text
         pictures = [xml.dom.minidom.parseString(s) for s in re.findall("(?s)<svg.*?</svg>", text)]
-        # two lines of the key, intervals, three distributions, two series, parts with a swatch each,
-        # memory, the pool of each arm
+        # two lines of the key, intervals, three distributions, two series, steps, parts with a swatch
+        # each, memory, the pool of each arm
         n_parts = len(c["arms"][0]["step_parts"])
-        assert n_parts > 2 and len(pictures) == 12 + n_parts, len(pictures)
-        for p in pictures[2:9] + pictures[9 + n_parts:]:
+        assert n_parts > 2 and len(pictures) == 13 + n_parts, len(pictures)
+        for p in pictures[2:10] + pictures[10 + n_parts:]:
             svg = p.documentElement
             assert svg.getAttribute("role") == "img" and len(svg.getAttribute("aria-label")) > 20
         told = [f for f in c["figures"] if f["rel"] is not None and f["a"] + f["b"] > 0]
