@@ -61,6 +61,13 @@ int kg_advise_figures_of(const struct kg_ab_run *run, uint32_t from, uint32_t n,
 
 /* --- the choice --- */
 
+/* Better where it was picked and where it was not, by what counts; nobody lost. */
+static int is_worth_it(const struct kg_advise_report *r, const struct kg_advise_final *f)
+{
+    return f->why[0] == '\0' && f->gain.is_better && f->figures.n_ok >= r->base.n_ok &&
+           r->rows[f->row].gain >= r->least;
+}
+
 uint32_t kg_advise_recommend(const struct kg_advise_report *r)
 {
     double sign =
@@ -69,16 +76,15 @@ uint32_t kg_advise_recommend(const struct kg_advise_report *r)
 
     for (uint32_t i = 0; i < r->n_finals; i++) {
         const struct kg_advise_final *f = &r->finals[i];
-        if (f->why[0] == '\0' && f->gain.is_better && f->figures.n_ok >= r->base.n_ok &&
+        if (is_worth_it(r, f) &&
             (best == KG_NONE || sign * f->gain.rel > sign * r->finals[best].gain.rel)) {
             best = i;
         }
     }
     simple = best;
     for (uint32_t i = 0; best != KG_NONE && i < r->n_finals; i++) {
-        const struct kg_advise_final *f = &r->finals[i], *b = &r->finals[best];
-        if (f->why[0] == '\0' && f->gain.is_better && f->figures.n_ok >= r->base.n_ok &&
-            sign * f->gain.rel >= sign * b->gain.rel - r->least &&
+        const struct kg_advise_final *f = &r->finals[i];
+        if (is_worth_it(r, f) && sign * f->gain.rel >= sign * r->finals[best].gain.rel - r->least &&
             r->rows[f->row].n_sets < r->rows[r->finals[simple].row].n_sets) {
             simple = i;
         }
@@ -413,7 +419,7 @@ static void put_verdict(const struct kg_advise_report *r, struct kg_buf *b)
             r->n_finals == 0
                 ? "no candidate did better than the configuration as it is"
                 : "what looked better where it was picked does not do so beyond chance where it "
-                  "was not, or by too little to matter");
+                  "was not, or by too little to matter in one of the two");
         return;
     }
     const struct kg_advise_final *f = &r->finals[r->recommended];

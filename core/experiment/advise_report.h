@@ -63,9 +63,9 @@ struct kg_advise_report {
     const char *spec_note; /* why no verify policy was tried; "" */
 };
 
-/* Which finalist to recommend: of those better beyond chance that lose no request, the one with
- * the largest confirmed gain; one with fewer assignments is preferred when it gains as much but for
- * `least`. KG_NONE for none. */
+/* Which finalist to recommend: of those better beyond chance that lose no request, and that gained
+ * `least` where they were picked too, the one with the largest confirmed gain; one with fewer
+ * assignments is preferred when it gains as much but for `least`. KG_NONE for none. */
 uint32_t kg_advise_recommend(const struct kg_advise_report *report);
 
 /* Appends why the recommendation gains, in bytes and seconds, a line each ("  - ..."); nothing

@@ -519,7 +519,8 @@ static void who_ends_fewer_requests_well_gains_nothing(void **state)
 
 static void the_simpler_of_two_that_gain_alike_is_recommended(void **state)
 {
-    struct kg_advise_row rows[3] = {{.n_sets = 0}, {.n_sets = 3}, {.n_sets = 1}};
+    struct kg_advise_row rows[3] = {
+        {.n_sets = 0}, {.n_sets = 3, .gain = 0.2}, {.n_sets = 1, .gain = 0.2}};
     struct kg_advise_final finals[2] = {
         {.row = 1, .gain = {.rel = -0.200, .is_better = 1}, .figures = {.n_ok = 10}},
         {.row = 2, .gain = {.rel = -0.195, .is_better = 1}, .figures = {.n_ok = 10}}};
@@ -536,6 +537,9 @@ static void the_simpler_of_two_that_gain_alike_is_recommended(void **state)
     assert_int_equal(kg_advise_recommend(&r), 0);
     finals[0].figures.n_ok = 9; /* it refused somebody in the other half */
     assert_int_equal(kg_advise_recommend(&r), 1);
+    rows[2].gain = 0.009; /* it was better by chance where it was picked, or is here */
+    assert_int_equal(kg_advise_recommend(&r), KG_NONE);
+    rows[2].gain = 0.2;
     finals[1].gain.is_better = 0;
     assert_int_equal(kg_advise_recommend(&r), KG_NONE);
 }
