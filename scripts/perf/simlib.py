@@ -80,11 +80,12 @@ class Row:
 
     def fold(self, moe_tp):
         """The source multiplies sizes where experts are dealt: 8 GPUs with TP8 and EP8 stand as tp 64,
-        moe 8 x 8, and 4 GPUs with attention in DP4 and EP4 as tp 4, dp 4, ep 16."""
+        moe 8 x 8. Rows of tp 4, dp 4, ep 16 (all of vLLM) are of servers with TP4 and EP4: of those that
+        have a twin of that layout and load, 36 of 41 are within 1 % of it."""
         if self.ep > 1 and moe_tp == self.ep and self.tp * self.dp == self.ep * self.ep:
             self.tp, self.dp = (self.ep, 1) if self.dp == 1 else (1, self.ep)
         elif self.dp > 1 and self.tp == self.dp and self.ep == self.tp * self.dp:
-            self.ep, self.tp = self.dp, 1
+            self.ep, self.dp = self.dp, 1
         # totals of several servers under one row, or a layout of none
         self.known = self.tp * self.dp <= 16 and (self.tp * self.dp) & (self.tp * self.dp - 1) == 0
 
