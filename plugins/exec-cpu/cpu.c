@@ -298,39 +298,33 @@ static int cpu_apply(struct kg_exec *e, const struct kg_move *moves, uint32_t n_
 
 static void cpu_drop(struct kg_exec *e, const uint32_t *slots, uint32_t n)
 {
-    cpu_inject_settle(e);
     for (uint32_t i = 0; e->bound && i < n; i++)
         cpu_slot_drop(&e->slots, slots[i]);
 }
 
 static int cpu_copy(struct kg_exec *e, uint32_t kind, uint32_t dst, uint32_t src)
 {
-    cpu_inject_settle(e);
     return e->bound ? cpu_unit_copy(&e->arena, kind, dst, src) : KG_EINVAL;
 }
 
 static int cpu_zero(struct kg_exec *e, uint32_t kind, uint32_t id)
 {
-    cpu_inject_settle(e);
     return e->bound ? cpu_unit_fill(&e->arena, kind, id, 0) : KG_EINVAL;
 }
 
 static int cpu_poison(struct kg_exec *e, uint32_t kind, uint32_t id)
 {
-    cpu_inject_settle(e);
     /* All bits set is a NaN in fp32 and in bf16. */
     return e->bound ? cpu_unit_fill(&e->arena, kind, id, 0xff) : KG_EINVAL;
 }
 
 static int cpu_read(struct kg_exec *e, uint32_t kind, uint32_t id, void *dst, uint64_t n)
 {
-    cpu_inject_settle(e);
     return e->bound ? cpu_unit_read(&e->arena, kind, id, dst, n) : KG_EINVAL;
 }
 
 static int cpu_write(struct kg_exec *e, uint32_t kind, uint32_t id, const void *src, uint64_t n)
 {
-    cpu_inject_settle(e);
     return e->bound ? cpu_unit_write(&e->arena, kind, id, src, n) : KG_EINVAL;
 }
 

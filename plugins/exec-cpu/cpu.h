@@ -98,17 +98,6 @@ struct cpu_drafting {
     uint32_t k;     /* draft in progress */
 };
 
-/* Committed rows whose records are not written yet. */
-#define CPU_KEPT 16
-struct cpu_kept {
-    float *features; /* [CPU_KEPT or fewer][taps * width] */
-    size_t bytes;
-    struct {
-        uint32_t slot, position;
-    } at[CPU_KEPT];
-    uint32_t n;
-};
-
 struct kg_exec {
     const struct kg_host *host;
     uint32_t cpu_clock;          /* [exec-cpu] clock = cpu */
@@ -128,7 +117,6 @@ struct kg_exec {
     struct kg_model_units units;
     struct cpu_step step;
     struct cpu_drafting draft;
-    struct cpu_kept kept;
     uint8_t *step_mem;
     uint64_t step_bytes;
     struct kg_view *views; /* [n_views] */
@@ -159,14 +147,6 @@ void cpu_draft_unbind(struct kg_exec *e);
 void cpu_draft_close(struct kg_exec *e);
 /* kg_exec_ops.draft */
 int cpu_draft(struct kg_exec *e, struct kg_draft *drafts, uint32_t n);
-/* Records of the first n_rows[i] rows of each sequence of the step, [n_seqs] as in the batch, now
- * or later. There is a drafter. */
-KG_CHECKED int cpu_inject_open(struct kg_exec *e, struct kg_error *err);
-void cpu_inject_close(struct kg_exec *e);
-void cpu_inject(struct kg_exec *e, const struct kg_batch *batch, const struct kg_forward_seq *seqs,
-                const uint32_t *n_rows);
-/* Writes those that wait: before anything looks at pages or forgets a sequence. */
-void cpu_inject_settle(struct kg_exec *e);
 /* What a slot has drafted: [block] tokens, and what they were drawn from: [block][vocab], NULL when
  * its rule of acceptance does not look at it. */
 const uint32_t *cpu_draft_tokens(const struct kg_exec *e, uint32_t slot);

@@ -77,14 +77,13 @@ int cpu_draft_bind(struct kg_exec *e, struct kg_error *err)
         return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes of draft probabilities",
                        (unsigned long long)d->q_bytes);
     d->q = q;
-    return cpu_inject_open(e, err);
+    return KG_OK;
 }
 
 void cpu_draft_unbind(struct kg_exec *e)
 {
     struct cpu_drafting *d = &e->draft;
 
-    cpu_inject_close(e);
     if (d->q != NULL)
         (void)munmap(d->q, d->q_bytes);
     e->host->free(e->host->ctx, d->mem, d->bytes);
@@ -252,7 +251,6 @@ int cpu_draft(struct kg_exec *e, struct kg_draft *drafts, uint32_t n)
 
     if (rc < 0)
         return rc;
-    cpu_inject_settle(e);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t want = allowed(e, &drafts[i]);
         drafts[i].n = 0;

@@ -319,7 +319,7 @@ static void clear_nan(struct kg_seq_result *r)
 
 /* States, and the drafter's records: of every committed row, drafting or not, so that whoever
  * drafts later finds them whole. Of a sequence that ends with a NaN none is needed. */
-static void commit(struct kg_exec *e, const struct kg_batch *batch, const struct kg_forward *f)
+static void commit(struct kg_exec *e, const struct kg_forward *f)
 {
     struct cpu_step *s = &e->step;
     uint64_t start = cpu_now_ns(e);
@@ -331,7 +331,8 @@ static void commit(struct kg_exec *e, const struct kg_batch *batch, const struct
         s->n_inject[i] = r->flags & KG_RES_NAN ? 0 : r->past - f->seqs[i].past;
     }
     if (e->draft.drafter != NULL)
-        cpu_inject(e, batch, f->seqs, s->n_inject);
+        kg_drafter_inject(e->draft.drafter, &e->units, kg_model_features(e->model), f->seqs,
+                          s->n_inject, f->n_seqs);
     s->commit_ns = cpu_now_ns(e) - start;
 }
 
@@ -350,10 +351,6 @@ int cpu_submit(struct kg_exec *e, const struct kg_batch *batch, struct kg_error 
     rc = cpu_batch_check(&e->slots, &e->arena, batch, err);
     if (rc < 0)
         return rc;
-    for (uint32_t i = 0; i < batch->n_seqs && e->kept.n > 0; i++) {
-        if (batch->seqs[i].flags & KG_SEQ_RESET) /* its slot may still have some */
-            cpu_inject_settle(e);
-    }
     pack(e, batch, &f);
     kg_model_forward(e->model, &f);
     if (kg_model_lost(e->model) != KG_OK)
@@ -369,7 +366,7 @@ int cpu_submit(struct kg_exec *e, const struct kg_batch *batch, struct kg_error 
         clear_nan(&s->results[i]);
         e->slots.slots[batch->seqs[i].slot].past = s->results[i].past;
     }
-    commit(e, batch, &f);
+    commit(e, &f);
     s->n_results = batch->n_seqs;
     s->number = batch->step;
     s->draft_ns = e->draft.ns;
