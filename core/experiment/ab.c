@@ -271,6 +271,28 @@ static void put_rate(struct kg_buf *b, const char *name, const struct kg_ab_rate
     (void)kg_buf_puts(b, "\n");
 }
 
+static double share_of(const struct kg_ab_report *r, uint32_t arm)
+{
+    const struct kg_ab_log *l = r->log;
+
+    for (uint32_t i = 0; i < l->n; i++) {
+        if (strcmp(l->arms[i].name, r->names[arm]) == 0) {
+            return l->arms[i].share;
+        }
+    }
+    return 0;
+}
+
+/* Whether chance gives one in a thousand logs so uneven a number of clients for these shares. */
+static int split_is_off(const struct kg_ab_report *r)
+{
+    double a = share_of(r, 0), b = share_of(r, 1);
+    double n = (double)r->conf.n_clients[0] + r->conf.n_clients[1], p = a / (a + b);
+
+    return !r->log->shares_changed && a > 0 && b > 0 &&
+           fabs(r->conf.n_clients[0] - n * p) > 3.29 * sqrt(n * p * (1 - p));
+}
+
 /* What a comparison of clients rests on, and what was left out. */
 static int clients_basis(const struct kg_ab_report *r, struct kg_buf *b)
 {
@@ -283,6 +305,14 @@ static int clients_basis(const struct kg_ab_report *r, struct kg_buf *b)
         (void)kg_buf_puts(b,
                           "Shares changed within the log: hours and clients are not alike in the "
                           "arms. Compare a part of it with the same shares.\n");
+    }
+    if (split_is_off(r)) {
+        (void)kg_buf_printf(
+            b,
+            "The split is off: %u and %u clients at shares of %g and %g. Chance does "
+            "that in one log of a thousand; more likely requests of one arm are "
+            "missing, and then no figure here is to be believed.\n",
+            r->conf.n_clients[0], r->conf.n_clients[1], share_of(r, 0), share_of(r, 1));
     }
     if (l->n_in_both > 0) {
         (void)kg_buf_printf(b, "%u clients have requests in more than one arm.\n", l->n_in_both);
@@ -489,15 +519,16 @@ static void json_size(struct kg_buf *b, const struct kg_ab_report *r)
     const struct kg_ab_log *l = r->log;
 
     if (l != NULL) {
-        (void)kg_buf_printf(b,
-                            ",\"draws\":%u,\"worth_clients\":%u,\"shares_changed\":%s,"
-                            "\"clients_in_both\":%u,\"left_out\":{\"forced\":%llu,"
-                            "\"without_arm\":%llu,\"no_rows\":%llu},\"tested\":%u,"
-                            "\"comparisons\":%u",
-                            r->conf.n_draws, s->n_blocks, l->shares_changed ? "true" : "false",
-                            l->n_in_both, (unsigned long long)l->n_forced,
-                            (unsigned long long)l->n_armless, (unsigned long long)l->n_odd,
-                            s->n_tested, r->conf.n_comparisons);
+        (void)kg_buf_printf(
+            b,
+            ",\"draws\":%u,\"worth_clients\":%u,\"shares_changed\":%s,"
+            "\"split_is_off\":%s,\"clients_in_both\":%u,\"left_out\":{\"forced\":%llu,"
+            "\"without_arm\":%llu,\"no_rows\":%llu},\"tested\":%u,"
+            "\"comparisons\":%u",
+            r->conf.n_draws, s->n_blocks, l->shares_changed ? "true" : "false",
+            split_is_off(r) ? "true" : "false", l->n_in_both, (unsigned long long)l->n_forced,
+            (unsigned long long)l->n_armless, (unsigned long long)l->n_odd, s->n_tested,
+            r->conf.n_comparisons);
         return;
     }
     (void)kg_buf_printf(b,

@@ -191,6 +191,17 @@ def test_a_log_of_nonsense_is_counted_or_refused_and_never_believed():
         assert [a["requests"] for a in c["arms"]] == [40, 40] and not different(c)
         assert report("--log", log(gzip.compress("\n".join(lines + odd + armless + forced)
                                                  .encode()))) == [c]
+        assert not c["split_is_off"]
+        c, = report("--log", log("\n".join(lines[::2] + lines[1::4])))  # 40 and 20
+        assert not c["split_is_off"]
+        c, = report("--log", log("\n".join(lines[::2] + lines[1::8])))  # 40 and 10
+        assert c["split_is_off"]
+        tenth = [json.dumps({**json.loads(x), "share": 80 if '"arm": "a"' in x else 20})
+                 for x in lines[::2] + lines[1::8]]
+        c, = report("--log", log("\n".join(tenth)))
+        assert not c["split_is_off"]
+        r = run("--log", log("\n".join(lines[::2] + lines[1::8])))
+        assert "The split is off: 40 and 10 clients at shares of 50 and 50" in r.stdout, r.stdout
         # numbers that no server writes
         wild = ["1e999", "-1e999", "-5", '"5"', "null", "true", "[]", "1e300", "-1e300", "1e-320"]
         text = "\n".join(lines)
