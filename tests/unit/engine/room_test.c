@@ -158,7 +158,7 @@ static uint32_t two_want_pages(struct rig *r, const char *pool)
     return stats_of(r).n_seqs_step;
 }
 
-static void starved_by_the_other_kind_each_is_admitted_in_one_arena(void **state)
+static void starved_by_the_other_kind_each_is_admitted_in_one_arena(void **state) /* S1, S7 */
 {
     struct rig r;
 
@@ -176,7 +176,7 @@ static void starved_by_the_other_kind_each_is_admitted_in_one_arena(void **state
     rig_close(&r);
 }
 
-static void starved_by_the_other_kind_a_split_says_which_is_short(void **state)
+static void starved_by_the_other_kind_a_split_says_which_is_short(void **state) /* S21 */
 {
     struct rig r;
 
