@@ -32,7 +32,9 @@ def replay(lines, *args, conf=SIM):
         path, rows = os.path.join(d, "t.jsonl"), os.path.join(d, "rows")
         with open(path, "w") as f:
             f.write("".join(json.dumps(line) + "\n" for line in lines))
-        p = kedge("replay", "-c", conf, "--trace", path, "--out", rows, "--json", *args)
+        # A short context: the test command fills all memory that is allocated.
+        p = kedge("replay", "-c", conf, "--trace", path, "--out", rows, "--json", "--set",
+                  "exec-sim.max_context=16384", *args)
         with open(rows) as f:
             return json.loads(p.stdout), [json.loads(line) for line in f], p.stderr
 
@@ -51,7 +53,8 @@ def test_a_shared_system_prompt_is_computed_once_with_the_prefix_cache_and_each_
         trace = os.path.join(d, "t.jsonl")
         with open(trace, "w") as f:
             f.write("".join(json.dumps(line) + "\n" for line in lines))
-        p = kedge("ab", SIM, "--vary", "prefix.enabled=no,yes", "--trace", trace, "--json")
+        p = kedge("ab", SIM, "--vary", "prefix.enabled=no,yes", "--trace", trace, "--json", "--set",
+                  "exec-sim.max_context=16384")
     report = json.loads(p.stdout)["comparisons"][0]
     figures = {f["name"]: f for f in report["figures"]}
     ttft = figures["median TTFT"]
