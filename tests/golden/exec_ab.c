@@ -5,16 +5,18 @@
  * median over the repeats for each build, and its ratio to the first.
  *
  * Points: decode of 1..32 sequences from a context of 256 tokens (one row and one greedy pick
- * each), prefill of 512 and 4096 tokens in steps of 512, a step that
- * verifies a window of 1..8 drafts of one sequence (none is accepted), and, after them, a plain
- * read of the bytes one row of decoding has to read, as a share of the decode step at batch 1.
+ * each), prefill of 512 and 4096 tokens in steps of 512, a step that verifies a window of 1..8
+ * drafts of one sequence (none is accepted), and a plain read of the bytes one row of decoding has
+ * to read, as a share of the decode step at batch 1.
  *
  * The clock: with one thread the CPU time of the thread, which other processes disturb little;
  * with more the wall clock.
  *
- * usage: exec_ab [-t threads] [-m model] [-n repeats] [-a exact|fast] [-i isa 0..3] [-p points] [-c
- * context] [plugin.so ...] points: letters of d (decode; 1 to 4: one batch size), p (prefill), P
- * (prefill of 4096), v (verify; 5 to 8: one window), r (read).
+ * usage: exec_ab [-t threads] [-m model] [-n repeats] [-a exact|fast] [-i isa] [-p points]
+ *                [-c context] [plugin.so ...]
+ *
+ * isa: 0 the best, 1 plain C, 2 AVX2, 3 AVX-512. Points: letters of d (decode; 1 to 4: one batch
+ * size), p (prefill), P (prefill of 4096), v (verify; 5 to 8: one window), r (read).
  */
 #include "exec_rig.h"
 #include "kernels/kernels.h"
@@ -316,7 +318,7 @@ static uint64_t row_bytes(const char *model)
 
 static void print(struct bench *b, const struct xrig_options *o, const char *points)
 {
-    printf("%s, %s, %s, %u thread%s, median of %u repeats in turn, %s\n", o->model,
+    printf("%s, %s, %s, on %u thread%s, median of %u repeats in turn, %s\n", o->model,
            o->math == 0 ? "exact" : "fast", b->builds[0].rig.desc.kernels, b->threads,
            b->threads == 1 ? "" : "s", b->n_repeats, b->threads == 1 ? "CPU time" : "wall clock");
     for (uint32_t p = 0; p < N_POINTS; p++) {
