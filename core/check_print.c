@@ -62,7 +62,7 @@ static void text_plugins(const struct kg_check *k, struct kg_buf *b)
             continue;
         put_line(b, kg_plugin_kind_name(kind));
         (void)kg_buf_printf(b, "%s %s: %s", p->name, p->version, p->summary);
-        if (kind == KG_KIND_COMM)
+        if (kind == KG_KIND_COMM && k->stack->conf->tp == 1)
             (void)kg_buf_puts(b, " (one rank: not called)");
         (void)kg_buf_puts(b, "\n");
         put_line(b, "");

@@ -64,10 +64,12 @@ int kg_model_split(const struct kg_model_config *config, uint32_t rank, uint32_t
     s.latent = config->latent;
     if (rc == KG_OK)
         rc = inner("the latent of the experts", &s, &s.latent, &s.latent0, err);
+    s.vocab = share(config->vocab, world);
+    uint32_t real; /* rows that are not padding; ranks have as many each, as they are gathered */
+    if (rc == KG_OK)
+        rc = block("vocab_size", config->vocab, s.vocab, &s, &s.vocab0, &real, err);
     if (rc != KG_OK)
         return rc;
-    s.vocab = share(config->vocab, world);
-    s.vocab0 = s.vocab * rank;
     *split = s;
     *local = l;
     return KG_OK;

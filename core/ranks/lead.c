@@ -71,9 +71,13 @@ static int agree(struct kg_exec *x, const char *what, struct kg_error *err)
         int rc = kg_tape_await(x->ranks->tape, r - 1, &sum, hope_soon, x);
         if (rc != KG_OK)
             return lost(x, r, rc, err);
-        if (sum != x->chain)
-            return kg_fail(err, KG_EDEVICE, "rank %u came to another result: %s of step %llu", r,
+        if (sum != x->chain) {
+            char text[120];
+            (void)snprintf(text, sizeof(text), "rank %u came to another result: %s of step %llu", r,
                            what, (unsigned long long)x->step);
+            kg_ranks_give_up(x->ranks, text);
+            return lost(x, r, KG_EDEVICE, err);
+        }
     }
     return KG_OK;
 }

@@ -146,8 +146,11 @@ static void tell(struct kg_ranks *r, uint32_t rank, const siginfo_t *info)
     const char *what = info->si_code == CLD_EXITED ? "ended with status" : "was killed by signal";
     char text[200];
 
-    (void)snprintf(text, sizeof(text), "rank %u (process %d) %s %d", rank, (int)info->si_pid, what,
-                   info->si_status);
+    if (info->si_pid == 0)
+        (void)snprintf(text, sizeof(text), "rank %u (process %d) ended", rank, (int)r->pids[rank]);
+    else
+        (void)snprintf(text, sizeof(text), "rank %u (process %d) %s %d", rank, (int)info->si_pid,
+                       what, info->si_status);
     kg_ranks_give_up(r, text);
 }
 
@@ -169,8 +172,9 @@ static void *watch(void *arg)
             if ((p[i].revents & POLLIN) == 0)
                 continue;
             p[i].fd = -1;
-            if (waitid(P_PID, (id_t)r->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) == 0)
-                tell(r, i, &info);
+            if (waitid(P_PID, (id_t)r->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) != 0)
+                info = (siginfo_t){0}; /* whoever started this process has SIGCHLD ignored */
+            tell(r, i, &info);
         }
     }
 }
@@ -243,13 +247,13 @@ int kg_ranks_stop(struct kg_ranks *ranks)
     if (ranks == NULL)
         return 0;
     struct patience p = {ranks, kg_now_ns() + STOP_NS};
-    int lost = atomic_load(&ranks->lost) != 0;
-    if (!lost && kg_tape_write(ranks->tape, KG_WIRE_STOP, NULL, 0, well, &p) != KG_OK)
-        lost = 1;
-    if (ranks->watching) {
+    if (ranks->watching) { /* first: a rank that ends because it is told to is no loss */
         if (write(ranks->stop_fd, &one, sizeof(one)) == sizeof(one))
             (void)pthread_join(ranks->watcher, NULL);
     }
+    int lost = atomic_load(&ranks->lost) != 0;
+    if (!lost && kg_tape_write(ranks->tape, KG_WIRE_STOP, NULL, 0, well, &p) != KG_OK)
+        lost = 1;
     uint64_t end_ns = lost ? kg_now_ns() : p.end_ns;
     for (uint32_t i = 1; i < ranks->args.world; i++) {
         bad += reap(ranks, i, end_ns);

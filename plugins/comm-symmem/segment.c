@@ -13,6 +13,7 @@
 #define VERSION 1u
 #define PAGE 4096ull
 #define MEET_DEADLINE_NS 30000000000ull
+#define RESERVE_STEP (UINT64_C(4) << 20)
 
 static int round_up(uint64_t *n, uint64_t to)
 {
@@ -123,6 +124,21 @@ static int is_there(uint64_t total)
     return kb == 0 || total / 1024 < kb;
 }
 
+/* Reserves a piece at a time: a signal undoes a reservation that is under way. */
+static int reserve(int fd, uint64_t total)
+{
+    for (uint64_t at = 0, n; at < total; at += n) {
+        int e;
+        n = total - at < RESERVE_STEP ? total - at : RESERVE_STEP;
+        do {
+            e = posix_fallocate(fd, (off_t)at, (off_t)n);
+        } while (e == EINTR);
+        if (e != 0)
+            return KG_ENOMEM;
+    }
+    return KG_OK;
+}
+
 /* Rank 0: a memory file that cannot shrink under a mapping, with all its bytes reserved. */
 static int make_file(uint64_t total)
 {
@@ -130,7 +146,7 @@ static int make_file(uint64_t total)
 
     if (fd < 0)
         return -1;
-    if (posix_fallocate(fd, 0, (off_t)total) != 0 ||
+    if (reserve(fd, total) != KG_OK ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
         (void)close(fd);
         return -1;

@@ -1,5 +1,6 @@
 /* Reading config.json: the two real configurations, and one refusal per way to get it wrong. */
 #include "model/config.h"
+#include "model/model.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -267,6 +268,36 @@ static void config_missing_folder_is_named(void **state)
     assert_non_null(strstr(err.text, "/nonexistent-folder/config.json"));
 }
 
+/* Rows of lm_head are dealt so that every rank has some, or the number of ranks is refused. */
+static void config_every_rank_has_a_part_or_the_split_is_refused(void **state)
+{
+    struct kg_model_config c, local;
+    struct kg_error err = {0};
+    struct kg_split s;
+    uint32_t refused = 0;
+
+    (void)state;
+    assert_int_equal(parse(k3, NULL, &c, &err), KG_OK);
+    for (c.vocab = 1; c.vocab < 400; c.vocab += 7) {
+        for (uint32_t world = 1; world <= 64; world++) {
+            uint32_t rows = 0;
+            if (kg_model_split(&c, world - 1, world, &s, &local, &err) != KG_OK) {
+                assert_int_equal(err.rc, KG_ECONFIG);
+                refused += strstr(err.text, "vocab_size") != NULL;
+                continue;
+            }
+            for (uint32_t r = 0; r < world; r++) {
+                assert_int_equal(kg_model_split(&c, r, world, &s, &local, &err), KG_OK);
+                assert_int_equal(s.vocab0, rows);
+                assert_true(s.vocab0 < c.vocab);
+                rows += c.vocab - s.vocab0 < s.vocab ? c.vocab - s.vocab0 : s.vocab;
+            }
+            assert_int_equal(rows, c.vocab);
+        }
+    }
+    assert_true(refused > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -276,6 +307,7 @@ int main(void)
         cmocka_unit_test(config_every_wrong_field_is_refused_by_name),
         cmocka_unit_test(config_no_prefix_of_the_file_is_accepted),
         cmocka_unit_test(config_missing_folder_is_named),
+        cmocka_unit_test(config_every_rank_has_a_part_or_the_split_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

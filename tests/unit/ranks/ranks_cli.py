@@ -199,6 +199,14 @@ def a_rank_that_cannot_open_its_part_is_everyones_error():
     assert r.returncode != 0 and "rank 0 could not make or map" in r.stderr, r.stderr
 
 
+@case
+def check_says_how_many_ranks_there_are_and_that_they_meet():
+    said = [subprocess.run([KEDGE, "check", *sets(tp, "plugins.comm=symmem")], capture_output=True, text=True,
+                           timeout=60).stdout for tp in (1, 2)]
+    assert "one rank: not called" in said[0] and "not called" not in said[1], said
+    assert "2 ranks, a process each, through comm-symmem" in said[1], said[1]
+
+
 def main():
     print("1..%d" % len(CASES))
     bad = 0

@@ -136,46 +136,53 @@ struct sample {
     struct kg_sampling sampling[SEQS];
 };
 
+static uint32_t next(uint64_t *h)
+{
+    *h = mix(*h + 0x9e3779b97f4a7c15ull);
+    return (uint32_t)(*h >> 16);
+}
+
 static void draw(struct sample *s, uint64_t seed)
 {
     uint64_t h = seed;
 
-#define NEXT (uint32_t)((h = mix(h + 0x9e3779b97f4a7c15ull)) >> 16)
     memset(s, 0, sizeof(*s));
-    s->batch = (struct kg_batch){
-        .size = sizeof(s->batch), .step = NEXT, .seqs = s->seqs, .n_seqs = NEXT % (SEQS + 1)};
+    s->batch = (struct kg_batch){.size = sizeof(s->batch),
+                                 .step = next(&h),
+                                 .seqs = s->seqs,
+                                 .n_seqs = next(&h) % (SEQS + 1)};
     for (uint32_t i = 0; i < s->batch.n_seqs; i++) {
         struct kg_seq *q = &s->seqs[i];
-        *q = (struct kg_seq){.slot = NEXT,
-                             .epoch = NEXT,
-                             .id = (uint64_t)NEXT << 32 | NEXT,
-                             .flags = NEXT,
-                             .past = NEXT,
-                             .n_rows = NEXT % MOST,
-                             .n_draft = NEXT,
-                             .n_pages = NEXT % MOST,
-                             .state = NEXT,
-                             .state_src = NEXT,
-                             .n_orders = NEXT % 5,
-                             .output_start = NEXT,
-                             .left = NEXT,
-                             .force_accept = NEXT};
+        *q = (struct kg_seq){.slot = next(&h),
+                             .epoch = next(&h),
+                             .id = (uint64_t)next(&h) << 32 | next(&h),
+                             .flags = next(&h),
+                             .past = next(&h),
+                             .n_rows = next(&h) % MOST,
+                             .n_draft = next(&h),
+                             .n_pages = next(&h) % MOST,
+                             .state = next(&h),
+                             .state_src = next(&h),
+                             .n_orders = next(&h) % 5,
+                             .output_start = next(&h),
+                             .left = next(&h),
+                             .force_accept = next(&h)};
         for (int k = 0; k < 3; k++) {
             for (int n = 0; n < MOST; n++)
-                s->numbers[i][k][n] = NEXT;
+                s->numbers[i][k][n] = next(&h);
         }
         for (int n = 0; n < 4; n++)
-            s->orders[i][n] = (struct kg_order){NEXT, NEXT};
+            s->orders[i][n] = (struct kg_order){next(&h), next(&h)};
         q->tokens = s->numbers[i][0];
         q->pages = s->numbers[i][1];
         q->orders = s->orders[i];
-        if (NEXT % 2) {
+        if (next(&h) % 2) {
             q->history = s->numbers[i][2];
-            q->n_history = NEXT % MOST;
+            q->n_history = next(&h) % MOST;
         }
-        if (NEXT % 2) {
-            s->sampling[i].temperature = (float)NEXT;
-            s->sampling[i].seed = NEXT;
+        if (next(&h) % 2) {
+            s->sampling[i].temperature = (float)next(&h);
+            s->sampling[i].seed = next(&h);
             q->sampling = &s->sampling[i];
         }
     }

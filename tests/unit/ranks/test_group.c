@@ -1,0 +1,233 @@
+/* Groups of processes: their ends, falls, and starts that fail. The backend is a toy, so that ranks
+ * can be made to differ. */
+#include "ranks/ranks.h"
+
+#include "base/clock.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define TAPE 4096
+#define DIFFERENT 1u /* as context of a profile: rank 1 refuses it */
+#define END 2u       /* rank 1 ends with status 7 */
+
+/* A backend that has a rank and nothing else. */
+struct kg_exec {
+    uint32_t rank;
+};
+
+static void toy_close(struct kg_exec *x)
+{
+    (void)x;
+}
+
+static void toy_describe(const struct kg_exec *x, struct kg_exec_desc *d)
+{
+    (void)x;
+    *d = (struct kg_exec_desc){.size = sizeof(*d)};
+}
+
+static int toy_profile(struct kg_exec *x, uint32_t n_seqs, uint32_t rows, uint32_t context,
+                       uint64_t *ns)
+{
+    (void)n_seqs, (void)rows;
+    *ns = 1;
+    if (x->rank == 1 && context == END)
+        _exit(7);
+    return x->rank == 1 && context == DIFFERENT ? KG_EINVAL : KG_OK;
+}
+
+static const struct kg_exec_ops toy = {
+    .size = sizeof(toy), .close = toy_close, .describe = toy_describe, .profile = toy_profile};
+
+static int follow(void *ctx, uint32_t rank, struct kg_boot *boot, struct kg_tape *tape)
+{
+    struct kg_exec x = {rank};
+    struct kg_error err = {0};
+
+    (void)ctx, (void)boot;
+    return kg_follow(tape, rank, &toy, &x, 4, &err);
+}
+
+struct group {
+    struct kg_ranks *ranks;
+    struct kg_exec local, *lead;
+    const struct kg_exec_ops *ops;
+    struct kg_log log;
+    FILE *lines;
+};
+
+static void open_group(struct group *g, uint32_t world)
+{
+    struct kg_error err = {0};
+
+    *g = (struct group){.lines = tmpfile()};
+    assert_non_null(g->lines);
+    kg_log_init(&g->log, fileno(g->lines), KG_LOG_INFO);
+    const struct kg_ranks_args args = {.world = world,
+                                       .tape_bytes = TAPE,
+                                       .timeout_ns = 20 * KG_NS_PER_S,
+                                       .follow = follow,
+                                       .log = &g->log};
+    assert_int_equal(kg_ranks_start(&args, &g->ranks, &err), KG_OK);
+    assert_int_equal(kg_ranks_watch(g->ranks, NULL, NULL, &err), KG_OK);
+    assert_int_equal(kg_lead_open(g->ranks, &toy, &g->local, 4, &g->ops, &g->lead, &err), KG_OK);
+}
+
+/* Returns how many ranks did not end by themselves; *lines: bytes that were logged. */
+static int close_group(struct group *g, long *logged)
+{
+    int bad = kg_ranks_stop(g->ranks);
+
+    g->ops->close(g->lead);
+    *logged = (long)lseek(fileno(g->lines), 0, SEEK_END);
+    (void)fclose(g->lines);
+    return bad;
+}
+
+static int profile(struct group *g, uint32_t context)
+{
+    uint64_t ns;
+
+    return g->ops->profile(g->lead, 1, 1, context, &ns);
+}
+
+static void a_group_that_is_told_to_end_is_not_lost(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        struct group g;
+        long logged;
+        open_group(&g, 3);
+        assert_int_equal(profile(&g, 0), KG_OK);
+        assert_int_equal(close_group(&g, &logged), 0);
+        assert_int_equal(logged, 0);
+    }
+}
+
+static void ranks_that_came_to_different_results_are_a_lost_group(void **state)
+{
+    struct group g;
+    struct kg_error err = {0};
+    long logged;
+
+    (void)state;
+    open_group(&g, 3);
+    assert_int_equal(profile(&g, 0), KG_OK);
+    assert_int_equal(kg_ranks_well(g.ranks, &err), KG_OK);
+    assert_int_equal(profile(&g, DIFFERENT), KG_EDEVICE);
+    assert_int_equal(kg_ranks_well(g.ranks, &err), KG_EDEVICE);
+    assert_non_null(strstr(err.text, "rank 1 came to another result"));
+    (void)close_group(&g, &logged);
+    assert_true(logged > 0);
+}
+
+/* Until the watcher has seen it; a machine may be slow, not that slow. */
+static int is_lost(struct group *g, struct kg_error *err)
+{
+    uint64_t end = kg_now_ns() + 60 * KG_NS_PER_S;
+    int rc;
+
+    do {
+        rc = kg_ranks_well(g->ranks, err);
+    } while (rc == KG_OK && kg_now_ns() < end);
+    return rc == KG_EDEVICE;
+}
+
+static void a_rank_that_ends_is_named(void **state)
+{
+    struct group g;
+    struct kg_error err = {0};
+    long logged;
+
+    (void)state;
+    open_group(&g, 3);
+    assert_int_equal(profile(&g, END), KG_EDEVICE);
+    assert_true(is_lost(&g, &err));
+    assert_non_null(strstr(err.text, "rank 1 (process "));
+    assert_non_null(strstr(err.text, "ended with status 7"));
+    (void)close_group(&g, &logged);
+}
+
+static void a_rank_that_ends_is_noticed_where_the_kernel_reaps_children(void **state)
+{
+    struct group g;
+    struct kg_error err = {0};
+    long logged;
+
+    (void)state;
+    (void)signal(SIGCHLD, SIG_IGN);
+    open_group(&g, 3);
+    assert_int_equal(profile(&g, END), KG_EDEVICE);
+    assert_true(is_lost(&g, &err));
+    assert_non_null(strstr(err.text, "rank 1 (process "));
+    (void)close_group(&g, &logged);
+    (void)signal(SIGCHLD, SIG_DFL);
+}
+
+static uint32_t open_files(void)
+{
+    DIR *d = opendir("/proc/self/fd");
+    uint32_t n = 0;
+
+    assert_non_null(d);
+    while (readdir(d) != NULL)
+        n++;
+    (void)closedir(d);
+    return n;
+}
+
+static void a_group_that_cannot_start_leaves_nothing_behind(void **state)
+{
+    const struct kg_ranks_args args = {
+        .world = 5, .tape_bytes = TAPE, .timeout_ns = KG_NS_PER_S, .follow = follow};
+    struct rlimit was, less;
+    struct kg_ranks *ranks = NULL;
+    uint32_t before = open_files();
+    int failed = 0;
+
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+    for (rlim_t most = before; most < before + 40; most++) { /* 20 of sockets, 4 of processes */
+        struct kg_error err = {0};
+        less = (struct rlimit){most, was.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &less), 0);
+        int rc = kg_ranks_start(&args, &ranks, &err);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+        if (rc == KG_OK) {
+            assert_int_equal(kg_ranks_stop(ranks), 0);
+        } else {
+            assert_int_equal(rc, KG_EIO);
+            assert_true(err.text[0] != '\0');
+            failed++;
+        }
+        assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+        assert_int_equal(errno, ECHILD);
+        assert_int_equal(open_files(), before);
+    }
+    assert_true(failed > 10);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_group_that_is_told_to_end_is_not_lost),
+        cmocka_unit_test(ranks_that_came_to_different_results_are_a_lost_group),
+        cmocka_unit_test(a_rank_that_ends_is_named),
+        cmocka_unit_test(a_rank_that_ends_is_noticed_where_the_kernel_reaps_children),
+        cmocka_unit_test(a_group_that_cannot_start_leaves_nothing_behind),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
