@@ -312,7 +312,7 @@ static int check(const struct kg_spec *s, struct kg_error *err)
     for (uint32_t k = 0; k < BATCHES; k++) {
         const struct batch *b = &s->batches[k];
         if (!(b->plain.median >= 0 && b->plain.median <= RATIO_MOST && b->drafting.median >= 0 &&
-              b->drafting.median <= RATIO_MOST)) {
+              b->drafting.median <= RATIO_MOST && b->looking.median >= 0)) {
             return kg_fail(err, KG_EINVAL, "spec-confidence: time over surface is %g, %g",
                            (double)b->plain.median, (double)b->drafting.median);
         }

@@ -61,17 +61,18 @@ struct ratio {
 
 /* At a number of sequences. */
 struct batch {
-    struct ratio plain, drafting;
+    struct ratio plain, drafting, looking; /* drafting: rounds in which the drafter drafted */
 };
 
 /* The step in flight, as it was priced. */
 struct flight {
     uint32_t is_priced, n_seqs, batch, is_mixed;
-    uint32_t n_drafted; /* by either source */
-    double plain_ns;    /* with the same other rows, without drafts */
-    double unit_ns;     /* one token of plain decoding */
-    double round_ns;    /* as chosen, drafting included */
-    double look_ns;     /* of it, rows of lookups */
+    uint32_t n_drafting; /* sequences the backend drafted for */
+    uint32_t n_drafted;  /* by either source */
+    double plain_ns;     /* with the same other rows, without drafts */
+    double unit_ns;      /* one token of plain decoding */
+    double round_ns;     /* as chosen, drafting included */
+    double look_ns;      /* of it, rows of lookups */
 };
 
 struct kg_spec {

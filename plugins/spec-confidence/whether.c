@@ -11,6 +11,7 @@
 #define LOOK_EVERY 4      /* rounds without drafts until lookups are compared again */
 #define ASK_EVERY 64      /* the same without lookups */
 #define FORGET 256        /* rounds after which what a round of drafts took says nothing any more */
+#define HELD_UP 2.0       /* times the usual: what is beyond was not the step's doing */
 #define FEW 2             /* so many say something */
 
 /* --- what steps take --- */
@@ -22,14 +23,14 @@ static double plain_ratio(const struct kg_spec *s, uint32_t batch)
     return b->plain.n > 0 ? (double)b->plain.median : 1.0;
 }
 
-static double drafting_ratio(const struct kg_spec *s, uint32_t batch)
+/* Of rounds of one kind; too few, or too old: as plain steps, or one that was held up would stand
+ * in its own way. */
+static double round_ratio(const struct kg_spec *s, uint32_t batch, const struct ratio *r)
 {
-    const struct batch *b = &s->batches[batch];
-
-    if (b->drafting.n < FEW || s->rounds - b->drafting.round > FORGET) {
-        return plain_ratio(s, batch); /* or one that was held up would stand in its own way */
+    if (r->n < FEW || s->rounds - r->round > FORGET) {
+        return plain_ratio(s, batch);
     }
-    return (double)b->drafting.median;
+    return (double)r->median;
 }
 
 static void see_ratio(struct ratio *r, double v, uint64_t round)
@@ -56,7 +57,8 @@ static double gain(const struct kg_spec *s, struct price *with, double extra, do
     uint32_t batch = batch_of(with->view->n_seqs);
     double n = with->view->n_seqs;
     double plain = (price_ns(with, 0) - with->draft_ns) * plain_ratio(s, batch);
-    double round = price_ns(with, (uint32_t)(rows * n + 0.5)) * drafting_ratio(s, batch);
+    double round = price_ns(with, (uint32_t)(rows * n + 0.5)) *
+                   round_ratio(s, batch, &s->batches[batch].drafting);
 
     return (1.0 + extra) * plain / round;
 }
@@ -269,7 +271,7 @@ uint32_t whether_look(struct kg_spec *s, const struct kg_spec_view *v, float p, 
     }
     struct price price = price_of(v, 0, 0, given);
     double unit = price_plain_ns(&price) / v->n_seqs, none = price_ns(&price, 0);
-    double ratio = drafting_ratio(s, batch) / plain_ratio(s, batch);
+    double ratio = round_ratio(s, batch, &s->batches[batch].looking) / plain_ratio(s, batch);
     top = s->conf.min_gain * unit;
     for (uint32_t k = 1; k <= most; k++) {
         survival *= (double)p;
@@ -300,6 +302,7 @@ void whether_flight(struct kg_spec *s, const struct kg_spec_view *v, uint32_t n_
     f->n_seqs = v->n_seqs;
     f->batch = batch_of(v->n_seqs);
     f->is_mixed = v->other_rows > 0;
+    f->n_drafting = n_drafting;
     f->n_drafted = n_drafting + looked;
     f->plain_ns = price_ns(&none, 0);
     f->unit_ns = price_plain_ns(&none) / v->n_seqs;
@@ -332,16 +335,20 @@ void whether_settle(struct kg_spec *s, uint64_t step_ns, uint32_t n_tokens, uint
     double took = (double)step_ns, expected = f->n_drafted > 0 ? f->round_ns : f->plain_ns;
     struct batch *b = &s->batches[f->batch];
 
+    struct ratio *kind = f->n_drafting > 0  ? &b->drafting
+                         : f->n_drafted > 0 ? &b->looking
+                                            : &b->plain;
     s->is_timed = step_ns > 0;
-    if (f->is_priced && s->is_timed && !f->is_mixed) {
-        if (f->n_drafted > 0 && s->rounds - b->drafting.round > FORGET) {
-            b->drafting.n = 0;
+    int is_timed = f->is_priced && s->is_timed && !f->is_mixed;
+    if (is_timed) {
+        if (f->n_drafted > 0 && s->rounds - kind->round > FORGET) {
+            kind->n = 0;
         }
-        see_ratio(f->n_drafted > 0 ? &b->drafting : &b->plain, took / expected, s->rounds);
+        see_ratio(kind, took / expected, s->rounds);
     }
     if (f->is_priced) {
-        took =
-            expected * (f->n_drafted > 0 ? drafting_ratio(s, f->batch) : plain_ratio(s, f->batch));
+        double usual = expected * round_ratio(s, f->batch, kind);
+        took = is_timed && took < HELD_UP * usual ? took : is_timed ? HELD_UP * usual : usual;
     }
     if (f->n_drafted == 0) {
         s->plain_at = s->rounds;
@@ -357,6 +364,5 @@ void whether_settle(struct kg_spec *s, uint64_t step_ns, uint32_t n_tokens, uint
     if (f->is_priced && f->n_drafted > 0) {
         settle_round(s, took, n_tokens, n_looked);
     }
-    f->is_priced = 0;
-    f->n_drafted = 0;
+    *f = (struct flight){0};
 }
