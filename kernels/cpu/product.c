@@ -132,6 +132,9 @@ INLINE void tile_bf16(const struct tile *t, int rows, int blocks, int pairs)
         tile_step(acc, x, pairs ? k + 1 : k, w, rows, blocks);
         if (!pairs && k + 1 == t->k)
             break;
+#if !defined(__AVX512F__)
+        __asm__ volatile("" ::: "memory"); /* or the compiler keeps the pair after all */
+#endif
         widen(t, k, blocks, !pairs, w);
         tile_step(acc, x, pairs ? k : k + 1, w, rows, blocks);
     }
