@@ -334,8 +334,12 @@ static void print_row(uint32_t d, uint32_t batch, struct row *r, struct good *go
             best = m[k];
     }
     (void)printf("| %s | %u | %.0f |", names[d], batch, r->tokens / r->cpu_s);
-    for (uint32_t k = AGAIN; k < N_POLICIES; k++)
-        (void)printf(k == CONFIDENCE ? " **%.3f** |" : " %.3f |", m[k]);
+    for (uint32_t k = AGAIN; k < N_POLICIES; k++) {
+        if (r->n[k] > 0)
+            (void)printf(k == CONFIDENCE ? " **%.3f** |" : " %.3f |", m[k]);
+        else
+            (void)printf(" - |"); /* it was through before a step counted */
+    }
     (void)printf(" %.3f | %.3f | %llu |\n", m[CONFIDENCE] / m[LOADED], m[CONFIDENCE] / best,
                  (unsigned long long)r->drafted);
     good->best += m[CONFIDENCE] >= 0.97 * best;
