@@ -1,9 +1,10 @@
 #include "storm.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define ROOM (STORM_SYMM / 2) /* of an input or an output; blocks of all ranks fit */
+#define ROOM (STORM_SYMM / 2 / STORM_CHANNELS) /* of an input or an output; blocks of all fit */
 
 static uint64_t mix(uint64_t x)
 {
@@ -68,7 +69,7 @@ static struct call draw(const struct storm *s, uint64_t n)
     uint64_t most = ((h >> 32) % 40 == 0 ? 524288u : (h >> 32) % 8 == 0 ? 40000u : 1500u) / c.one;
     if (most * c.one * s->world > ROOM)
         most = ROOM / c.one / s->world;
-    c.count = 1 + mix(h) % most;
+    c.count = (h >> 48) % 32 == 0 ? 0 : 1 + mix(h) % most;
     return c;
 }
 
@@ -162,18 +163,29 @@ static int check(const struct storm *s, const struct call *c, const char *out)
     }
 }
 
-static int call(struct storm *s, const struct call *c, char *in, char *out, uint64_t *counts)
+/* Where a thread calls from: everything twice, in symmetric memory and not. */
+struct lane {
+    const struct storm *s;
+    uint32_t number;
+    char *in, *out, *loose_in, *loose_out;
+    uint64_t *counts;
+    pthread_t thread;
+    int rc;
+};
+
+static int call(const struct lane *l, const struct call *c, char *in, char *out)
 {
-    const struct kg_coll k = {.channel = (uint32_t)(c->n % STORM_CHANNELS),
+    const struct storm *s = l->s;
+    const struct kg_coll k = {.channel = s->lanes ? l->number : (uint32_t)(c->n % STORM_CHANNELS),
                               .dtype = c->dtype,
                               .count = c->count,
                               .in = in,
                               .out = c->in_place ? in : out,
                               .root = c->root,
-                              .counts = counts};
+                              .counts = l->counts};
 
     for (uint32_t p = 0; p < s->world; p++)
-        counts[p] = sent(c, s->rank, p);
+        l->counts[p] = sent(c, s->rank, p);
     switch (c->op) {
     case ALL_REDUCE:
         return s->ops->all_reduce(s->comm, &k);
@@ -190,32 +202,65 @@ static int call(struct storm *s, const struct call *c, char *in, char *out, uint
     }
 }
 
-int storm_run(struct storm *s)
+/* Every call, or this lane's. */
+static void *run_lane(void *arg)
 {
-    char *in = NULL, *out = NULL, *loose_in = malloc(ROOM), *loose_out = malloc(ROOM);
-    uint64_t *counts = NULL;
-    struct kg_error err;
+    struct lane *l = arg;
+    const struct storm *s = l->s;
+    uint64_t step = s->lanes ? STORM_CHANNELS : 1;
 
-    int rc = loose_in == NULL || loose_out == NULL ? KG_ENOMEM : KG_OK;
-    if (rc == KG_OK)
-        rc = s->ops->alloc_symm(s->comm, ROOM - 1024, (void **)&in);
-    if (rc == KG_OK)
-        rc = s->ops->alloc_symm(s->comm, ROOM - 1024, (void **)&out);
-    if (rc == KG_OK)
-        rc = s->ops->alloc_symm(s->comm, 64 * sizeof(*counts), (void **)&counts);
-    if (rc == KG_OK)
-        rc = s->ops->seal(s->comm, &err);
-    for (uint64_t n = 0; n < s->calls && rc == KG_OK; n++) {
+    for (uint64_t n = l->number; n < s->calls && l->rc == KG_OK; n += step) {
         struct call c = draw(s, n);
-        char *from = c.loose ? loose_in : in, *to = c.loose ? loose_out : out;
+        char *from = c.loose ? l->loose_in : l->in, *to = c.loose ? l->loose_out : l->out;
         if (c.count * c.one * s->world > ROOM - 1024)
             continue;
         fill(s, &c, from);
-        rc = call(s, &c, from, to, counts);
-        if (rc == KG_OK)
-            rc = check(s, &c, c.in_place ? from : to);
+        l->rc = call(l, &c, from, to);
+        if (l->rc == KG_OK)
+            l->rc = check(s, &c, c.in_place ? from : to);
     }
-    free(loose_in);
-    free(loose_out);
+    return NULL;
+}
+
+static int open_lane(const struct storm *s, struct lane *l)
+{
+    l->loose_in = malloc(ROOM);
+    l->loose_out = malloc(ROOM);
+    int rc = l->loose_in == NULL || l->loose_out == NULL ? KG_ENOMEM : KG_OK;
+    if (rc == KG_OK)
+        rc = s->ops->alloc_symm(s->comm, ROOM - 1024, (void **)&l->in);
+    if (rc == KG_OK)
+        rc = s->ops->alloc_symm(s->comm, ROOM - 1024, (void **)&l->out);
+    if (rc == KG_OK)
+        rc = s->ops->alloc_symm(s->comm, 64 * sizeof(*l->counts), (void **)&l->counts);
+    return rc;
+}
+
+int storm_run(struct storm *s)
+{
+    struct lane lanes[STORM_CHANNELS];
+    uint32_t n = s->lanes ? STORM_CHANNELS : 1, started = 1;
+    struct kg_error err;
+    int rc = KG_OK;
+
+    for (uint32_t i = 0; i < n; i++)
+        lanes[i] = (struct lane){.s = s, .number = i};
+    for (uint32_t i = 0; i < n && rc == KG_OK; i++)
+        rc = open_lane(s, &lanes[i]);
+    if (rc == KG_OK)
+        rc = s->ops->seal(s->comm, &err);
+    for (; started < n && rc == KG_OK; started++) {
+        if (pthread_create(&lanes[started].thread, NULL, run_lane, &lanes[started]) != 0)
+            rc = KG_ENOMEM;
+    }
+    if (rc == KG_OK)
+        (void)run_lane(&lanes[0]);
+    for (uint32_t i = 1; i < started && rc != KG_ENOMEM; i++)
+        (void)pthread_join(lanes[i].thread, NULL);
+    for (uint32_t i = 0; i < n; i++) {
+        rc = rc == KG_OK ? lanes[i].rc : rc;
+        free(lanes[i].loose_in);
+        free(lanes[i].loose_out);
+    }
     return rc;
 }

@@ -14,6 +14,7 @@ struct storm {
     uint64_t seed;  /* equal on all ranks: what is called and with what */
     uint64_t calls; /* how many */
     char *fault;    /* [300] what was wrong first */
+    int lanes;      /* each channel has a thread of its own; else calls go round the channels */
 };
 
 /* Seals and calls; KG_OK, the first bad result of a call, or KG_EIO for a wrong element (fault). */

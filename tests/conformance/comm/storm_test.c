@@ -1,6 +1,9 @@
 /*
  * Many random collectives, and ranks that die or stand still in the middle of them.
- * usage: storm_test PLUGIN WORLD threads|processes [KEY=VALUE...]   options of the plugin
+ * usage: storm_test PLUGIN WORLD threads|processes [far] [lanes] [KEY=VALUE...]
+ *
+ * far: comm-symmem's counters begin just below their wrap; lanes: a thread for each channel;
+ * KEY=VALUE: options of the plugin.
  *
  * Threads share one mapping, so that a race detector sees both sides; processes are what serves.
  */
@@ -12,6 +15,8 @@
 #include "host.h"
 #include "opt.h"
 #include "ranks/group.h"
+
+#include "../../../plugins/comm-symmem/symmem.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -30,7 +35,7 @@ struct fix {
     const struct kg_plugin *plugin;
     void *conf;
     uint32_t world;
-    int threads;
+    int threads, far, lanes;
     uint64_t calls, seed, timeout_ns;
     int victim, signal; /* this rank gets that signal after `after_us`; -1 for none */
     useconds_t after_us;
@@ -59,6 +64,16 @@ static void arm(uint32_t rank)
     (void)setitimer(ITIMER_REAL, &t, NULL);
 }
 
+/* Counters as after years: meetings wrap at 2^32 within the storm, pieces pass it. */
+static int go_far(struct kg_comm *c, struct kg_boot *boot)
+{
+    for (uint32_t ch = 0; ch < c->n_channels; ch++) {
+        c->channels[ch] = (struct symm_channel){(UINT64_C(1) << 32) - 200, UINT32_MAX - 300 - ch};
+        atomic_store(&symm_meet_of(c, ch, c->rank)->arrive, c->channels[ch].meeting);
+    }
+    return boot->ops.barrier(boot, 20 * KG_NS_PER_S);
+}
+
 static int be_rank(struct kg_boot *boot, void *arg)
 {
     struct kg_clock clock = kg_clock_monotonic();
@@ -68,7 +83,8 @@ static int be_rank(struct kg_boot *boot, void *arg)
                       .world = boot->world,
                       .seed = fix.seed,
                       .calls = fix.calls,
-                      .fault = fix.said[boot->rank].fault};
+                      .fault = fix.said[boot->rank].fault,
+                      .lanes = fix.lanes};
     const struct kg_comm_open args = {.size = sizeof(args),
                                       .rank = boot->rank,
                                       .world = boot->world,
@@ -86,6 +102,8 @@ static int be_rank(struct kg_boot *boot, void *arg)
         (void)snprintf(s.fault, 300, "%.290s", err.text);
         return 4;
     }
+    if (fix.far && go_far(s.comm, boot) != KG_OK)
+        return 5;
     arm(boot->rank);
     rc = storm_run(&s);
     fix.said[boot->rank].rc = rc;
@@ -216,6 +234,10 @@ static int prepare(int argc, char **argv)
         return 0;
     for (int i = 4; i < argc; i++) {
         char *value = strchr(argv[i], '=');
+        fix.far |= strcmp(argv[i], "far") == 0;
+        fix.lanes |= strcmp(argv[i], "lanes") == 0;
+        if (strcmp(argv[i], "far") == 0 || strcmp(argv[i], "lanes") == 0)
+            continue;
         if (value == NULL)
             return 0;
         *value++ = '\0';
@@ -243,7 +265,8 @@ int main(int argc, char **argv)
     };
 
     if (!prepare(argc, argv)) {
-        (void)fprintf(stderr, "usage: storm_test PLUGIN WORLD threads|processes [KEY=VALUE...]\n");
+        (void)fprintf(stderr, "usage: storm_test PLUGIN WORLD threads|processes [far] [lanes] "
+                              "[KEY=VALUE...]\n");
         return 2;
     }
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
