@@ -11,6 +11,10 @@
 #include <unistd.h>
 
 #define MAX_JOBS 16u
+#define MAX_OTHERS 56 /* command, -c, words of the trace, --seed .. --summary, NULL */
+_Static_assert(KG_ADVISE_WORDS >=
+                   2 * KG_CMD_SETS + 2 * KG_ADVISE_DIMS * KG_ADVISE_SETS + MAX_OTHERS,
+               "a line with every assignment fits");
 
 uint32_t kg_advise_words(const struct kg_advise_runner *r, const struct kg_advise_job *job,
                          const char *out, const char *summary, char seed[24],

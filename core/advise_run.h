@@ -5,7 +5,7 @@
 #include "experiment/advise_report.h"
 #include "runs.h"
 
-#define KG_ADVISE_WORDS 160 /* of a replay's line */
+#define KG_ADVISE_WORDS 224 /* of a replay's line, the NULL behind them included */
 
 /* What all replays have in common, and what the base run found. */
 struct kg_advise_runner {

@@ -452,7 +452,7 @@ void kg_check_json(const struct kg_check *check, struct kg_buf *b)
     put_num(b, "interval", check->stack->conf->engine.interval);
     put_num(b, "ghost_bytes", check->stack->conf->engine.ghost_bytes);
     put_num(b, "state_price_tokens", state_price(check));
-    (void)kg_buf_puts(b, "},\"ranks\":1");
+    (void)kg_buf_printf(b, "},\"ranks\":%u", check->stack->conf->tp);
     json_arms(check, b);
     (void)kg_buf_puts(b, ",\"warnings\":[");
     while (*text != '\0') {

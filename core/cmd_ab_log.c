@@ -52,6 +52,10 @@ static int parse(struct from_log *x, int argc, char **argv)
     rc = rc >= 0 ? rc : kg_cmd_real("--least", x->least_text, 0, 1e9, &x->least_percent);
     rc = rc >= 0 ? rc : kg_cmd_real("--ttft-slo", x->ttft_slo, 0, 1e9, &x->ttft_slo_ms);
     rc = rc >= 0 ? rc : kg_cmd_real("--tpot-slo", x->tpot_slo, 0, 1e9, &x->tpot_slo_ms);
+    if (rc < 0 && x->path == NULL) { /* the word was another flag's value */
+        (void)fputs("kedge: ab --log needs the request log of a server\n", stderr);
+        return KG_EXIT_USAGE;
+    }
     if (rc < 0 && x->line.conf != NULL) {
         (void)fputs("kedge: ab --log takes no configuration: the log says what was served\n",
                     stderr);

@@ -385,7 +385,7 @@ static int move(struct walk *w, const struct kg_advise_point *points, uint32_t n
         const struct kg_advise_try *t = find(w->f, &points[i]);
         best = t != NULL && t->gain > best ? t->gain : best;
     }
-    if (best < w->gain + w->s->least) {
+    if (!(best > w->gain) || best < w->gain + w->s->least) {
         return 0;
     }
     for (uint32_t i = 0; i < n; i++) {

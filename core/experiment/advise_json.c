@@ -160,14 +160,18 @@ static void put_recommended(struct kg_buf *b, const struct kg_advise_report *r)
     (void)kg_advise_reason(r, &why);
     (void)kg_buf_puts(b, ",\"why\":[");
     for (const char *s = kg_buf_cstr(&why); *s != '\0'; n++) {
-        size_t len = strcspn(s, "\n");
+        size_t len = strcspn(s, "\n"), mark = strlen("  - ");
+        mark = mark < len ? mark : len; /* a line may be cut when memory ran out */
         (void)kg_buf_puts(b, n > 0 ? "," : "");
-        (void)kg_buf_json_str(b, s + strlen("  - "), len - strlen("  - "));
+        (void)kg_buf_json_str(b, s + mark, len - mark);
         s += len + (s[len] == '\n');
     }
     (void)kg_buf_puts(b, "],");
     put_str(b, "check", r->check);
     (void)kg_buf_putc(b, '}');
+    if (ini.rc != KG_OK || why.rc != KG_OK) {
+        b->rc = KG_ENOMEM;
+    }
     kg_buf_fini(&why);
     kg_buf_fini(&ini);
 }

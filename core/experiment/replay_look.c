@@ -52,7 +52,7 @@ static void add_step(struct kg_replay_series *s, uint64_t t, uint64_t ns)
     s->n_steps[i]++;
 }
 
-/* What stood at the last look, for dt until t. */
+/* The bytes of a replica as they were set last, for dt until t. */
 static void add_bytes(struct kg_replay_play *r, struct kg_replica *p, uint64_t t, uint64_t dt)
 {
     int is_first = p == r->replicas;

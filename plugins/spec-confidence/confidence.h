@@ -88,7 +88,6 @@ struct kg_spec {
     uint32_t is_timed;  /* steps are timed */
     uint32_t warned, said_never, said_lost; /* 1: the log has it */
     uint32_t accept;                        /* enum kg_accept_rule of the request seen last */
-    float ready;                            /* p of a lookup that may be worth a row */
     double plain_ns;                        /* of a plain step, last known; 0 never */
     struct account drafter, lookup;
     float usual_p[2]; /* of lookups, all sequences: sampled, greedy */

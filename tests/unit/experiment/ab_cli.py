@@ -293,6 +293,12 @@ def one_measured_run_of_each_arm_cannot_tell_and_says_the_same_tokens():
 
 
 @case
+def a_flag_that_swallows_the_word_log_is_a_usage_error():
+    r = run("--html", "--log")
+    assert r.returncode == 2 and "--log" in r.stderr, (r.returncode, r.stderr)
+
+
+@case
 def nothing_stays_behind_without_out():
     with tempfile.TemporaryDirectory() as d, tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as tmp:
         r = subprocess.run([KEDGE, "ab", SIM, SIM, "--trace", trace(d, 20)], capture_output=True, text=True,

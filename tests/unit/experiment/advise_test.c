@@ -317,6 +317,25 @@ static void nothing_better_ends_where_it_began(void **state)
     free(f);
 }
 
+static void without_a_least_gain_equal_settings_are_no_reason_to_move(void **state)
+{
+    struct kg_advise_space s;
+    struct truth t = {.peak = 3072, .space = &s};
+    const struct kg_advise_search conf = {
+        .space = &s, .least = 0, .n_rounds = 2, .run = run_truth, .ctx = &t};
+    struct kg_advise_found *f = calloc(1, sizeof(*f));
+    struct kg_advise_facts facts = plain;
+
+    (void)state;
+    assert_non_null(f);
+    facts.checkpoint = "interval"; /* the user's own is the best, with worse ones beside it */
+    facts.interval = 3072; /* a step of two lies beside the grid */
+    kg_advise_space_make(&facts, &s);
+    assert_int_equal(kg_advise_search(&conf, f), KG_OK);
+    assert_int_equal(f->best, 0);
+    free(f);
+}
+
 static void a_change_that_is_worth_nothing_beside_the_others_is_taken_back(void **state)
 {
     struct kg_advise_space s;
@@ -571,6 +590,7 @@ int main(void)
         cmocka_unit_test(a_scale_is_looked_at_more_closely_around_its_best),
         cmocka_unit_test(what_was_far_behind_is_not_tried_with_other_neighbours),
         cmocka_unit_test(nothing_better_ends_where_it_began),
+        cmocka_unit_test(without_a_least_gain_equal_settings_are_no_reason_to_move),
         cmocka_unit_test(a_change_that_is_worth_nothing_beside_the_others_is_taken_back),
         cmocka_unit_test(the_same_gains_give_the_same_search),
         cmocka_unit_test(the_best_of_many_equal_ones_is_not_taken_for_better),

@@ -54,6 +54,14 @@ def a_replay_is_byte_for_byte_the_same_with_1_2_and_4_ranks():
         assert outs[0] == outs[1] == outs[2]
 
 
+@case
+def check_says_how_many_ranks_there_are():
+    for tp in (1, 3):
+        r = subprocess.run([KEDGE, "check", "--json", *sets(tp)], capture_output=True, text=True, timeout=60)
+        assert r.returncode == 0, r.stderr
+        assert json.loads(r.stdout)["ranks"] == tp, r.stdout[-300:]
+
+
 def complete(tp, *more):
     tiny = os.path.join(ROOT, "scripts/conf/tiny.ini")
     args = ["--set", "plugins.comm=symmem", "--set", "parallel.tp=%d" % tp] if tp > 1 else []
