@@ -119,6 +119,8 @@ int kg_stack_ranks_meet(struct kg_stack *s, const struct kg_error *mine, struct 
     int rc =
         kg_ranks_meet(kg_ranks_boot(g->ranks), mine,
                       s->parts.exec != NULL ? sizes_of(s->parts.exec_ops, s->parts.exec) : 0, err);
+    if (rc == KG_EDEVICE)
+        (void)kg_ranks_killed(g->ranks, err); /* names it, where it did not end by itself */
     if (rc == KG_OK)
         rc = kg_ranks_watch(g->ranks, g->args.comm_ops, g->comm, err);
     if (rc == KG_OK)

@@ -206,6 +206,30 @@ int kg_ranks_well(struct kg_ranks *ranks, struct kg_error *err)
     }
 }
 
+static int find_killed(const struct kg_ranks *r, struct kg_error *err)
+{
+    for (uint32_t i = 1; i < r->args.world; i++) {
+        siginfo_t info = {0};
+        if (waitid(P_PID, (id_t)r->pids[i], &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+            info.si_pid != 0 && info.si_code != CLD_EXITED)
+            return kg_fail(err, KG_EDEVICE, "rank %u (process %d) was killed by signal %d", i,
+                           (int)info.si_pid, info.si_status);
+    }
+    return KG_OK;
+}
+
+int kg_ranks_killed(const struct kg_ranks *ranks, struct kg_error *err)
+{
+    int rc = find_killed(ranks, err);
+
+    /* its sockets are closed a moment before it can be waited for */
+    for (int i = 0; i < 20 && rc == KG_OK; i++) {
+        (void)poll(NULL, 0, 10);
+        rc = find_killed(ranks, err);
+    }
+    return rc;
+}
+
 struct patience {
     struct kg_ranks *ranks;
     uint64_t end_ns;
@@ -251,6 +275,7 @@ int kg_ranks_stop(struct kg_ranks *ranks)
         if (write(ranks->stop_fd, &one, sizeof(one)) == sizeof(one))
             (void)pthread_join(ranks->watcher, NULL);
     }
+    kg_boot_close(&ranks->boot); /* a rank that still waits there for this one goes on */
     int lost = atomic_load(&ranks->lost) != 0;
     if (!lost && kg_tape_write(ranks->tape, KG_WIRE_STOP, NULL, 0, well, &p) != KG_OK)
         lost = 1;
@@ -262,7 +287,6 @@ int kg_ranks_stop(struct kg_ranks *ranks)
     }
     if (ranks->stop_fd >= 0)
         (void)close(ranks->stop_fd);
-    kg_boot_close(&ranks->boot);
     kg_tape_destroy(ranks->tape);
     free(ranks);
     return bad;

@@ -45,6 +45,9 @@ KG_CHECKED int kg_ranks_watch(struct kg_ranks *ranks, const struct kg_comm_ops *
 /* KG_OK, or KG_EDEVICE with who was lost and how. Any thread; never blocks. */
 int kg_ranks_well(struct kg_ranks *ranks, struct kg_error *err);
 
+/* After a start that lost a rank: KG_EDEVICE and who, when a signal ended it. Takes up to 0.2 s. */
+int kg_ranks_killed(const struct kg_ranks *ranks, struct kg_error *err);
+
 /* Tells the others to end, waits for at most the time-out, kills who is left; frees. Returns how
  * many did not end by themselves. NULL is allowed. */
 int kg_ranks_stop(struct kg_ranks *ranks);

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define LOAD_NS UINT64_C(600000000000) /* what ranks may differ in loading their weights */
+
 static const struct kg_opt options[] = {
     {.name = "stage",
      .type = KG_OPT_U64,
@@ -166,8 +168,12 @@ static int symm_seal(struct kg_comm *comm, struct kg_error *err)
 
     if (comm->sealed)
         return kg_fail(err, KG_EINVAL, "comm-symmem: sealed twice");
+    const uint64_t timeout_ns = comm->timeout_ns;
     comm->sealed = 1;
-    if (symm_meet_all(comm, 0, &said) != KG_OK)
+    comm->timeout_ns = timeout_ns > LOAD_NS ? timeout_ns : LOAD_NS;
+    int rc = symm_meet_all(comm, 0, &said);
+    comm->timeout_ns = timeout_ns;
+    if (rc != KG_OK)
         return kg_fail(err, KG_EDEVICE,
                        "comm-symmem: rank %u: ranks did not seal the same %llu "
                        "symmetric bytes, or one is lost",

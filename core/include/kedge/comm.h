@@ -73,7 +73,9 @@ struct kg_comm_ops {
      * Owned by the plugin until close. KG_ELIMIT beyond symm_bytes, KG_EINVAL after seal or for 0
      * bytes, KG_ENOMEM. */
     int (*alloc_symm)(struct kg_comm *comm, uint64_t bytes, void **p);
-    /* Once, on every rank, after the last alloc_symm and before the first collective. */
+    /* Once, on every rank, after the last alloc_symm and before the first collective. Ranks load
+     * their weights before it: it waits longer than timeout_ns for one that is late, not for one
+     * that is dead. */
     int (*seal)(struct kg_comm *comm, struct kg_error *err);
 
     /* Collectives: KG_EINVAL for a field that cannot be (channel, dtype, buffers, not sealed),

@@ -249,6 +249,8 @@ int storm_run(struct storm *s)
         rc = open_lane(s, &lanes[i]);
     if (rc == KG_OK)
         rc = s->ops->seal(s->comm, &err);
+    if (rc == KG_OK && s->begun != NULL)
+        s->begun(s->rank);
     for (; started < n && rc == KG_OK; started++) {
         if (pthread_create(&lanes[started].thread, NULL, run_lane, &lanes[started]) != 0)
             rc = KG_ENOMEM;

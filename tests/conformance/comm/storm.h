@@ -11,10 +11,11 @@ struct storm {
     const struct kg_comm_ops *ops;
     struct kg_comm *comm; /* open, not sealed; STORM_SYMM bytes, STORM_CHANNELS channels */
     uint32_t rank, world;
-    uint64_t seed;  /* equal on all ranks: what is called and with what */
-    uint64_t calls; /* how many */
-    char *fault;    /* [300] what was wrong first */
-    int lanes;      /* each channel has a thread of its own; else calls go round the channels */
+    uint64_t seed;                /* equal on all ranks: what is called and with what */
+    uint64_t calls;               /* how many */
+    char *fault;                  /* [300] what was wrong first */
+    void (*begun)(uint32_t rank); /* called behind seal; may be NULL */
+    int lanes; /* each channel has a thread of its own; else calls go round the channels */
 };
 
 /* Seals and calls; KG_OK, the first bad result of a call, or KG_EIO for a wrong element (fault). */

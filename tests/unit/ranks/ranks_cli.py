@@ -208,6 +208,27 @@ def a_rank_that_cannot_open_its_part_is_everyones_error():
 
 
 @case
+def a_rank_killed_while_it_starts_is_named_and_the_others_end_at_once():
+    p = subprocess.Popen([KEDGE, "serve", *sets(4, "model.path=" + MODEL, "exec-null.vocab=4096", "server.port=0",
+                                                "exec-null.clock=real")], stderr=subprocess.PIPE, text=True)
+    pids = []
+    while len(pids) < 3 and p.poll() is None:
+        with open("/proc/%d/task/%d/children" % (p.pid, p.pid)) as f:
+            pids = [int(x) for x in f.read().split()]
+    os.kill(pids[0], signal.SIGKILL)
+    err = ""
+    for line in p.stderr:  # to its end: then all ranks have gone
+        err += line
+        if "listening" in line:  # it was faster than this test
+            p.terminate()
+    if "listening" not in err:
+        assert p.wait(60) != 0
+        assert re.search(r"rank 1 \(process %d\) was killed by signal 9" % pids[0], err), err
+        assert re.search(r"did not end by themselves.* n=1\b", err), "others were waited for, then killed: " + err
+    p.wait(60)
+
+
+@case
 def check_says_how_many_ranks_there_are_and_that_they_meet():
     said = [subprocess.run([KEDGE, "check", *sets(tp, "plugins.comm=symmem")], capture_output=True, text=True,
                            timeout=60).stdout for tp in (1, 2)]
