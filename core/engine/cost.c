@@ -1,5 +1,7 @@
 #include "engine/cost.h"
 
+#include <string.h>
+
 #define BASE_CONTEXT 256u      /* tokens of a sequence while the grid is measured */
 #define FAR_CONTEXT 4096u      /* of the one point that shows what context costs */
 #define WINDOW 16u             /* rows of a sequence */
@@ -132,6 +134,7 @@ int kg_cost_measure(struct kg_cost_table *t, const struct kg_exec_ops *ops, stru
     bound_guesses(t, end);
     measure_chunks(t, ops, exec, near, far);
     make_monotone(t);
+    memcpy(t->start_ns, t->ns, sizeof(t->start_ns));
     return KG_OK;
 }
 
@@ -238,10 +241,14 @@ static double rise(double v, double by)
     return v + by > 0.0 ? v + by : 0.0;
 }
 
-/* A point of the grid moves; those it would overtake go with it. */
-static void move_point(struct kg_cost_table *t, uint32_t i, uint32_t j, double by)
+/* A point of the grid moves, down to the share `kept` of what was measured at start; those it would
+ * overtake go with it. */
+static void move_point(struct kg_cost_table *t, uint32_t i, uint32_t j, double by, double kept)
 {
-    double v = t->ns[i][j] = rise(t->ns[i][j], by);
+    double v = rise(t->ns[i][j], by), least = t->start_ns[i][j] * kept;
+
+    v = v > least ? v : least;
+    t->ns[i][j] = v;
 
     for (uint32_t a = by > 0 ? i : 0; a < (by > 0 ? t->n_seqs : i + 1); a++) {
         for (uint32_t b = by > 0 ? j : 0; b < (by > 0 ? t->n_rows : j + 1); b++) {
@@ -258,11 +265,14 @@ void kg_cost_learn(struct kg_cost_table *t, uint32_t n_seqs, uint32_t rows, uint
     struct spot s = spot_of(t, n_seqs, rows);
     double by = step_towards(grid_ns(t, &s), (double)ns - t->token_ns * (double)context);
     double y = s.y < 1.0 ? s.y : 1.0; /* beyond the last point: that one */
+    /* Where a token of a long context costs less than the start measured, nothing would be left of
+     * the point for short ones, and a step of drafts could look cheaper than a plain one. */
+    double kept = context > 0 ? 0.5 : 0;
 
-    move_point(t, s.i, s.j, by * (1 - s.x) * (1 - y));
-    move_point(t, s.i, s.j1, by * (1 - s.x) * y);
-    move_point(t, s.i1, s.j, by * s.x * (1 - y));
-    move_point(t, s.i1, s.j1, by * s.x * y);
+    move_point(t, s.i, s.j, by * (1 - s.x) * (1 - y), kept);
+    move_point(t, s.i, s.j1, by * (1 - s.x) * y, kept);
+    move_point(t, s.i1, s.j, by * s.x * (1 - y), kept);
+    move_point(t, s.i1, s.j1, by * s.x * y, kept);
 }
 
 static void move_chunk(struct kg_cost_table *t, uint32_t j, double by)

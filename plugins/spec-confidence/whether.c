@@ -99,13 +99,14 @@ static void begin(struct kg_spec *s, struct region *r, uint64_t only)
 static void lose(struct kg_spec *s, struct region *r, const struct price *with, double now)
 {
     if (r->n > 0 && !s->said_lost) {
-        s->host->log(s->host->ctx, KG_LOG_INFO,
-                     "drafting does not pay now: with %u sequences of %llu tokens a round of %.1f "
-                     "rows and %.2f accepted drafts a sequence gives %.2f of the tokens per time "
-                     "of plain decoding; tried again within %u steps, for %.2f %% of the time at "
-                     "most",
-                     with->view->n_seqs, (unsigned long long)with->context, r->rows + 1, r->extra,
-                     now, s->conf.retry, 100 * ACCOUNT_SHARE);
+        s->host->log(
+            s->host->ctx, KG_LOG_INFO,
+            "drafting pauses: with %u sequences of %llu tokens a round of %.1f rows and "
+            "%.2f accepted drafts a sequence promises %.2f of the tokens per time of plain "
+            "decoding%s; tried again within %u steps, for %.2f %% of the time at most",
+            with->view->n_seqs, (unsigned long long)with->context, r->rows + 1, r->extra, now,
+            now < 1.0 ? "" : ", but rounds have lost what they may lose", s->conf.retry,
+            100 * ACCOUNT_SHARE);
         s->said_lost = 1;
     }
     skip(s, r);

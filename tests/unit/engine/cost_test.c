@@ -283,6 +283,20 @@ static void one_hiccup_moves_it_by_a_sixteenth_of_itself_at_most(void **state)
     assert_monotone(&t);
 }
 
+/* The token price is measured near; far away a token costs a tenth of it here. */
+static void long_contexts_that_cost_less_leave_something_for_short_ones(void **state)
+{
+    (void)state;
+    struct kg_cost_table t;
+    measure(&t, 0);
+    double before = (double)kg_cost_step_ns(&t, 1, 1, 0);
+    uint64_t context = (uint64_t)(20 * before / t.token_ns);
+    for (uint32_t i = 0; i < 5000; i++)
+        kg_cost_learn(&t, 1, 1, context, (uint64_t)(3 * before));
+    assert_true((double)kg_cost_step_ns(&t, 1, 1, 0) > before * 0.4);
+    assert_monotone(&t);
+}
+
 /* --- files --- */
 
 static char path[] = "/tmp/kedge-cost-XXXXXX";
@@ -607,6 +621,7 @@ int main(void)
         cmocka_unit_test(a_prompt_costs_its_chunks_and_what_stands_before_them),
         cmocka_unit_test(it_follows_a_machine_that_became_slower_or_quicker),
         cmocka_unit_test(one_hiccup_moves_it_by_a_sixteenth_of_itself_at_most),
+        cmocka_unit_test(long_contexts_that_cost_less_leave_something_for_short_ones),
         cmocka_unit_test(a_table_comes_back_from_its_file_to_the_last_bit),
         cmocka_unit_test(a_small_file_says_what_it_says),
         cmocka_unit_test(times_that_no_integer_holds_stay_above_zero_and_bounded),
