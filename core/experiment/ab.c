@@ -3,14 +3,13 @@
 #include "base/hash.h"
 #include "experiment/ab_row.h"
 #include "experiment/lines.h"
+#include "experiment/results.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const class_words[KG_AB_N_BYTES] = {
-    "live_pages", "live_states", "cached_pages", "cached_states", "pinned",
-    "holes",      "gap",         "padding",      "promised"};
+_Static_assert(KG_AB_N_BYTES == KG_N_BYTES, "the classes of a summary");
 
 /* --- reading --- */
 
@@ -113,7 +112,7 @@ static void read_series(const json_t *o, struct kg_ab_facts *facts)
 {
     facts->width_s = count(o, "width_s");
     for (uint32_t k = 0; k < KG_AB_N_BYTES && facts->width_s > 0; k++) {
-        const json_t *v = json_object_get(o, class_words[k]);
+        const json_t *v = json_object_get(o, kg_results_class_name(k));
         for (uint32_t i = 0; i < json_array_size(v) && i < KG_AB_BINS; i++) {
             facts->series[k][i] = json_number_value(json_array_get(v, i));
             facts->n_bins = i + 1 > facts->n_bins ? i + 1 : facts->n_bins;
@@ -185,8 +184,8 @@ int kg_ab_read_facts(const char *path, struct kg_ab_facts *facts, struct kg_erro
     read_steps(o, facts);
     facts->arena = count(bytes, "arena");
     for (uint32_t k = 0; k < KG_AB_N_BYTES; k++) {
-        facts->bytes_mean[k] = count(json_object_get(bytes, class_words[k]), "mean");
-        facts->bytes_max[k] = count(json_object_get(bytes, class_words[k]), "max");
+        facts->bytes_mean[k] = count(json_object_get(bytes, kg_results_class_name(k)), "mean");
+        facts->bytes_max[k] = count(json_object_get(bytes, kg_results_class_name(k)), "max");
     }
     json_decref(o);
     return KG_OK;
@@ -505,7 +504,7 @@ static void json_arm(struct kg_buf *b, const struct kg_ab_report *r, uint32_t k)
     (void)kg_buf_puts(b, ",\"bytes\":{");
     for (uint32_t c = 0; c < KG_AB_N_BYTES; c++) {
         (void)kg_buf_printf(b, "%s\"%s\":{\"mean\":%.0f,\"max\":%.0f}", c > 0 ? "," : "",
-                            class_words[c], f->bytes_mean[c], f->bytes_max[c]);
+                            kg_results_class_name(c), f->bytes_mean[c], f->bytes_max[c]);
     }
     (void)kg_buf_putc(b, '}');
     json_steps(b, f);

@@ -1,11 +1,11 @@
 /* The report of kedge advise for programs; core/docs/advise.md names the fields. */
 #include "experiment/advise_report.h"
 
+#include "experiment/results.h"
+
 #include <string.h>
 
-static const char *const class_words[KG_AB_N_BYTES] = {
-    "live_pages", "live_states", "cached_pages", "cached_states", "pinned",
-    "holes",      "gap",         "padding",      "promised"};
+_Static_assert(KG_AB_N_BYTES == KG_N_BYTES, "the classes of a summary");
 
 static void put_f64(struct kg_buf *b, const char *key, double v)
 {
@@ -49,7 +49,8 @@ static void put_figures(struct kg_buf *b, const struct kg_advise_figures *g)
     put_f64(b, "arena_bytes", g->arena);
     (void)kg_buf_puts(b, ",\"bytes_mean\":{");
     for (uint32_t k = 0; k < KG_AB_N_BYTES; k++) {
-        (void)kg_buf_printf(b, "%s\"%s\":%.0f", k > 0 ? "," : "", class_words[k], g->bytes_mean[k]);
+        (void)kg_buf_printf(b, "%s\"%s\":%.0f", k > 0 ? "," : "", kg_results_class_name(k),
+                            g->bytes_mean[k]);
     }
     (void)kg_buf_puts(b, "}}");
 }

@@ -48,7 +48,6 @@ struct kg_advise_report {
     double least;
     uint64_t seed;
     uint32_t n, n_pick; /* requests; those of every other window (kg_advise_part), picked on */
-    uint32_t n_rounds;
     const struct kg_advise_row *rows; /* [n_rows]; 0 is the configuration as it is */
     uint32_t n_rows;
     uint32_t has_guide; /* 0: the trace was not looked at, see guide_note */
