@@ -210,14 +210,14 @@ def a_rank_that_cannot_open_its_part_is_everyones_error():
 @case
 def a_rank_killed_while_it_starts_is_named_and_the_others_end_at_once():
     p = subprocess.Popen([KEDGE, "serve", *sets(4, "model.path=" + MODEL, "exec-null.vocab=4096", "server.port=0",
-                                                "exec-null.clock=real")], stderr=subprocess.PIPE, text=True)
+                                                "exec-null.clock=real")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     pids = []
     while len(pids) < 3 and p.poll() is None:
         with open("/proc/%d/task/%d/children" % (p.pid, p.pid)) as f:
             pids = [int(x) for x in f.read().split()]
     os.kill(pids[0], signal.SIGKILL)
     err = ""
-    for line in p.stderr:  # to its end: then all ranks have gone
+    for line in p.stdout:  # to its end: then all ranks have gone
         err += line
         if "listening" in line:  # it was faster than this test
             p.terminate()
