@@ -26,4 +26,8 @@ struct kg_ranks {
 /* The group is lost; the first reason stays. Any thread. */
 void kg_ranks_give_up(struct kg_ranks *r, const char *why);
 
+/* The collectives' word on who was lost first ("lost: time-out waiting for rank 1"), at most n - 1
+ * bytes; "" without collectives. */
+void kg_ranks_loss(const struct kg_ranks *r, char *text, size_t n);
+
 #endif

@@ -55,6 +55,23 @@ static int tell(struct kg_exec *x, uint32_t op, const void *p, size_t n)
     return rc == KG_OK ? KG_OK : KG_EDEVICE;
 }
 
+/* The local backend lost a peer: says who, the signal where there was one. */
+static int lost_peer(struct kg_exec *x, struct kg_error *err)
+{
+    struct kg_error killed = {0};
+    char text[80];
+
+    if (kg_ranks_well(x->ranks, NULL) == KG_OK) {
+        kg_ranks_loss(x->ranks, text, sizeof(text));
+        if (strstr(text, "death of") != NULL && kg_ranks_killed(x->ranks, &killed) != KG_OK)
+            kg_ranks_give_up(x->ranks, killed.text);
+        else if (strncmp(text, "lost", 4) == 0)
+            kg_ranks_give_up(x->ranks, text);
+    }
+    (void)kg_ranks_well(x->ranks, err); /* else the backend's own text stays */
+    return KG_EDEVICE;
+}
+
 /* What a follower does to its chain behind each record. */
 static int did(struct kg_exec *x, uint32_t op, int rc)
 {
@@ -148,8 +165,8 @@ static int lead_submit(struct kg_exec *x, const struct kg_batch *batch, struct k
         return KG_OK;
     }
     (void)did(x, KG_WIRE_SUBMIT, rc);
-    if (rc == KG_EDEVICE) /* a peer is gone: say who, if that is known by now */
-        return kg_ranks_well(x->ranks, err) == KG_OK ? rc : KG_EDEVICE;
+    if (rc == KG_EDEVICE)
+        return lost_peer(x, err);
     int all = agree(x, "a refusal", err);
     return all == KG_OK ? rc : all;
 }
@@ -165,7 +182,7 @@ static int lead_wait(struct kg_exec *x, struct kg_result *result, struct kg_erro
         x->chain = kg_wire_sum_result(result, x->chain);
     (void)did(x, KG_WIRE_SUBMIT, rc);
     if (rc != KG_OK)
-        return kg_ranks_well(x->ranks, err) == KG_OK ? rc : KG_EDEVICE;
+        return rc == KG_EDEVICE ? lost_peer(x, err) : rc;
     return agree(x, "the tokens", err);
 }
 

@@ -140,13 +140,24 @@ void kg_ranks_give_up(struct kg_ranks *r, const char *why)
         r->comm_ops->abort(r->comm);
 }
 
+void kg_ranks_loss(const struct kg_ranks *r, char *text, size_t n)
+{
+    text[0] = '\0';
+    if (r->comm != NULL && KG_HAS(r->comm_ops, struct kg_comm_ops, progress_dump))
+        (void)r->comm_ops->progress_dump(r->comm, text, n);
+    text[strcspn(text, ";")] = '\0';
+}
+
 /* What became of a rank is why the group is lost. */
 static void tell(struct kg_ranks *r, uint32_t rank, const siginfo_t *info)
 {
     const char *what = info->si_code == CLD_EXITED ? "ended with status" : "was killed by signal";
-    char text[200];
+    char text[200], first[80];
 
-    if (info->si_pid == 0)
+    kg_ranks_loss(r, first, sizeof(first));
+    if (info->si_code == CLD_EXITED && strncmp(first, "lost", 4) == 0)
+        (void)snprintf(text, sizeof(text), "%s", first); /* it gave up for that reason */
+    else if (info->si_pid == 0)
         (void)snprintf(text, sizeof(text), "rank %u (process %d) ended", rank, (int)r->pids[rank]);
     else
         (void)snprintf(text, sizeof(text), "rank %u (process %d) %s %d", rank, (int)info->si_pid,

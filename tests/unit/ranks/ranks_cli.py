@@ -181,12 +181,13 @@ def a_server_that_nobody_asks_notices_too():
 
 @case
 def a_rank_that_stands_still_is_given_up_after_the_time_out():
-    s = Server(2, "parallel.timeout_ms=300")
+    s = Server(3, "parallel.timeout_ms=300")
     pids = s.ranks()
     assert s.complete()[0] == 200
     os.kill(pids[0], signal.SIGSTOP)
     status, a = s.complete()
-    assert status == 500, a
+    assert status == 500 and re.search(r"rank 1\b", a["error"]["message"]), a
+    assert "ended with status" not in s.text(), "rank 2 gave up for that, and is not the cause: " + s.text()
     s.end()
     assert gone(pids)
 
