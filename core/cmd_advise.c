@@ -63,7 +63,7 @@ static int numbers(struct advise *x)
     rc = rc >= 0 ? rc : kg_cmd_real("--spread", x->spread, 1e-9, 1e7, &spread_s);
     rc = rc >= 0 ? rc : kg_cmd_real("--horizon", x->horizon, 1e-9, 1e8, &horizon_s);
     rc = rc >= 0 ? rc : kg_cmd_real("--load", x->load, 1e-9, 100, &x->load_share);
-    rc = rc >= 0 ? rc : kg_cmd_real("--stretch", x->stretch, 1e-9, 1e6, &x->stretch_by);
+    rc = rc >= 0 ? rc : kg_cmd_real("--stretch", x->stretch, 1e-9, 1e6 / JITTER, &x->stretch_by);
     rc = rc >= 0 ? rc : kg_cmd_real("--ttft-slo", x->ttft_slo, 1e-9, 1e9, &x->ttft_slo_ms);
     rc = rc >= 0 ? rc : kg_cmd_real("--tpot-slo", x->tpot_slo, 1e-9, 1e9, &x->tpot_slo_ms);
     rc = rc >= 0 ? rc : kg_cmd_whole("--seed", x->seed_text, 0, UINT64_MAX / 2, &x->seed);
@@ -449,6 +449,12 @@ static int run_whole(struct advise *x)
     }
     r->base = job.run;
     r->facts = job.facts;
+    if (rc == KG_OK && x->load != NULL && job.facts.stretch * JITTER > 1e6) {
+        rc = kg_fail(&x->err, KG_EINVAL,
+                     "--load %g: arrivals would be stretched by %g, wanted at "
+                     "most %g",
+                     x->load_share, job.facts.stretch, 1e6 / JITTER);
+    }
     if (rc == KG_OK && x->load != NULL) {
         (void)snprintf(r->stretch, sizeof(r->stretch), "%.17g", job.facts.stretch);
     }

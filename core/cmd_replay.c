@@ -14,6 +14,10 @@
 #include <unistd.h>
 
 /* The line, parsed. */
+/* What --stretch may be, and what --load may make of it. */
+#define STRETCH_MIN 1e-9
+#define STRETCH_MAX 1e6
+
 struct replay {
     struct kg_cmd_line *line;
     const char *trace_path, *out_path, *summary_path;
@@ -94,7 +98,7 @@ static int parse_words(struct replay *r, const struct words *w)
     rc = rc >= 0 ? rc : kg_cmd_real("--spread", w->spread, 1e-9, 1e7, &spread_s);
     rc = rc >= 0 ? rc : kg_cmd_real("--horizon", w->horizon, 1e-9, 1e8, &horizon_s);
     rc = rc >= 0 ? rc : kg_cmd_real("--load", w->load, 1e-9, 100, &r->load);
-    rc = rc >= 0 ? rc : kg_cmd_real("--stretch", w->stretch, 1e-9, 1e6, &r->stretch);
+    rc = rc >= 0 ? rc : kg_cmd_real("--stretch", w->stretch, STRETCH_MIN, STRETCH_MAX, &r->stretch);
     rc = rc >= 0 ? rc : kg_cmd_real("--ttft-slo", w->ttft_slo, 1e-9, 1e9, &r->ttft_slo_ms);
     rc = rc >= 0 ? rc : kg_cmd_real("--tpot-slo", w->tpot_slo, 1e-9, 1e9, &r->tpot_slo_ms);
     if (rc < 0 && w->load != NULL && w->stretch != NULL) {
@@ -536,6 +540,11 @@ static int find_stretch(struct replay *r, const struct kg_config *config)
     r->about.load = r->load;
     r->about.capacity_s = (double)capacity_ns / 1e9;
     r->stretch = (double)capacity_ns / (r->load * (double)span_ns);
+    if (!(r->stretch >= STRETCH_MIN && r->stretch <= STRETCH_MAX)) {
+        return kg_fail(r->err, KG_EINVAL,
+                       "--load %g: arrivals would be stretched by %g, wanted %g to %g", r->load,
+                       r->stretch, STRETCH_MIN, STRETCH_MAX);
+    }
     (void)fprintf(stderr,
                   "load %.2f: the work takes %.1f s at full speed, arrivals spread over %.1f s "
                   "(times %.4f)\n",

@@ -117,7 +117,8 @@ static void put_table_head(struct kg_buf *b)
 static void put_table_row(struct kg_buf *b, const char *label, double gain, const char *why,
                           const struct kg_advise_figures *g)
 {
-    char text[24] = "-";
+    char text[24] = "-", times[3][24];
+    const double ms[3] = {g->ttft_p50_ms / 1e3, g->ttft_p99_ms / 1e3, g->tpot_ms};
 
     if (why[0] != '\0') {
         (void)kg_buf_printf(b, "  %-46.46s cannot run: %s\n", label, why);
@@ -126,11 +127,15 @@ static void put_table_row(struct kg_buf *b, const char *label, double gain, cons
     if (gain != 0) {
         (void)snprintf(text, sizeof(text), isnan(gain) ? "fewer ok" : "%+.1f %%", 100 * gain);
     }
+    for (uint32_t i = 0; i < 3; i++) { /* nobody has it: nothing ended, or one token each */
+        (void)snprintf(times[i], sizeof(times[i]), isnan(ms[i]) ? "-" : "%.*f", i == 0 ? 3 : 2,
+                       ms[i]);
+    }
     const double *m = g->bytes_mean;
     (void)kg_buf_printf(
-        b, "  %-46.46s %8s %9.3f %9.2f %8.2f %7.2f %7.2f %6.2f %7.0f %7u  %.1f %.1f %.1f %.1f\n",
-        label, text, g->ttft_p50_ms / 1e3, g->ttft_p99_ms / 1e3, g->tpot_ms, 100 * g->good_share,
-        share(g->reused, g->prompt), share(g->lost, g->prompt), g->preempted, g->n_refused,
+        b, "  %-46.46s %8s %9s %9s %8s %7.2f %7.2f %6.2f %7.0f %7u  %.1f %.1f %.1f %.1f\n", label,
+        text, times[0], times[1], times[2], 100 * g->good_share, share(g->reused, g->prompt),
+        share(g->lost, g->prompt), g->preempted, g->n_refused,
         (m[LIVE_PAGES] + m[LIVE_STATES]) / GIB, m[CACHED_PAGES] / GIB, m[CACHED_STATES] / GIB,
         (m[PINNED] + m[HOLES] + m[GAP] + m[PADDING]) / GIB);
 }
@@ -406,6 +411,16 @@ static void put_verdict(const struct kg_advise_report *r, struct kg_buf *b)
         uint32_t n_tested = 0;
         for (uint32_t i = 0; i < r->n_finals; i++) {
             n_tested += r->finals[i].gain.is_tested;
+        }
+        if (r->base.n_ok == 0) {
+            (void)kg_buf_puts(b, "Cannot tell: no request ended well as it is. Nothing is "
+                                 "recommended.\n");
+            return;
+        }
+        if (r->objective == KG_ADVISE_TPOT && isnan(r->base.tpot_ms)) {
+            (void)kg_buf_puts(b, "Cannot tell: no answer has a second token, so none has a time "
+                                 "per token. Nothing is recommended.\n");
+            return;
         }
         if (r->n_finals > 0 && n_tested == 0) {
             (void)kg_buf_printf(b,

@@ -27,12 +27,13 @@ static void widen(struct kg_replay_series *s)
 static void add_series(struct kg_replay_series *s, uint64_t from, uint64_t to,
                        const uint64_t v[KG_N_BYTES], int is_first)
 {
-    while (to > s->width_ns * KG_REPLAY_BINS) {
+    while (to > 0 && (to - 1) / s->width_ns >= KG_REPLAY_BINS) { /* no product: it may be large */
         widen(s);
     }
     while (from < to) {
-        uint64_t i = from / s->width_ns, end = (i + 1) * s->width_ns;
-        double dt = (double)((end < to ? end : to) - from);
+        uint64_t i = from / s->width_ns, left = s->width_ns - from % s->width_ns;
+        uint64_t end = to - from < left ? to : from + left;
+        double dt = (double)(end - from);
         s->ns[i] += is_first ? dt : 0;
         for (uint32_t k = 0; k < KG_N_BYTES; k++) {
             s->sum[i][k] += (double)v[k] * dt;
@@ -44,7 +45,7 @@ static void add_series(struct kg_replay_series *s, uint64_t from, uint64_t to,
 /* A step that ended at t. */
 static void add_step(struct kg_replay_series *s, uint64_t t, uint64_t ns)
 {
-    while (t > s->width_ns * KG_REPLAY_BINS) {
+    while (t > 0 && (t - 1) / s->width_ns >= KG_REPLAY_BINS) {
         widen(s);
     }
     uint64_t i = t > 0 ? (t - 1) / s->width_ns : 0;

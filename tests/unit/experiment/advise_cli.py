@@ -288,6 +288,31 @@ def bad_lines_are_refused_before_anything_runs():
 
 
 @case
+def what_cannot_be_measured_is_said():
+    with tempfile.TemporaryDirectory() as d:
+        t = write(os.path.join(d, "t.jsonl"), [{"timestamp": 1000 * i, "input_length": 100, "output_length": 1}
+                                               for i in range(40)])
+        r = run("-c", SIM, "--trace", t, "--only", "lifetime", "--objective", "tpot")
+        assert r.returncode == 0 and "nan" not in r.stdout, r.stdout
+        assert "Cannot tell: no answer has a second token" in r.stdout, r.stdout
+        t = write(os.path.join(d, "t.jsonl"), [{"timestamp": 1000 * i, "input_length": 2000000, "output_length": 4}
+                                               for i in range(40)])
+        r = run("-c", SIM, "--trace", t, "--only", "lifetime")
+        assert r.returncode == 0 and "nan" not in r.stdout, r.stdout
+        assert "Cannot tell: no request ended well" in r.stdout, r.stdout
+
+
+@case
+def a_load_or_stretch_that_no_replay_takes_is_refused_at_once():
+    with tempfile.TemporaryDirectory() as d:
+        t = strangers(d, n=40)
+        for flags, status, text in ((("--load", "1e-9"), 1, "--load 1e-09: arrivals would be stretched by"),
+                                    (("--stretch", "1e6"), 2, "--stretch \"1e6\": wanted")):
+            r = run("-c", SIM, "--trace", t, "--only", "lifetime", *flags)
+            assert r.returncode == status and text in r.stderr, (r.returncode, r.stdout[-300:], r.stderr[-300:])
+
+
+@case
 def progress_with_the_time_left_goes_to_a_terminal_only_and_no_file_stays():
     with tempfile.TemporaryDirectory() as d:
         t = strangers(d, n=60)

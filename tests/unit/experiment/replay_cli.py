@@ -415,6 +415,20 @@ def mistakes_are_named_and_exit_with_their_status():
 
 
 @case
+def times_at_the_end_of_the_clock_fit_into_a_series():
+    far = [{"id": 1, "timestamp": 0, "input_length": 10, "output_length": 4}]
+    far += [{"id": i, "after": i - 1, "delay": 9000000000, "input_length": 10, "output_length": 4}
+            for i in (2, 3, 4)]
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "far.jsonl")
+        with open(path, "w") as f:
+            f.writelines(json.dumps(o) + "\n" for o in far)
+        r = subprocess.run([KEDGE, "replay", "-c", SIM, "--trace", path, "--stretch", "1e6", "--series", "--json"],
+                           capture_output=True, text=True, timeout=60)  # bins once grew without end
+    equal((r.returncode, json.loads(r.stdout)["requests"]["ok"]), (0, 4))
+
+
+@case
 def published_traces_replay():
     if not os.path.isdir(SHARED):
         raise Skip("skipped: no ../shared")
