@@ -3,31 +3,46 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <spawn.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 extern char **environ;
 
+/* In the child. Whoever started it may be killed or interrupted: then this ends, too. */
+static void become(const char *const words[], const int fds[2], pid_t parent)
+{
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == parent && dup2(fds[0], 1) == 1 &&
+        dup2(fds[1], 2) == 2) {
+        (void)execve("/proc/self/exe", (char *const *)words, environ);
+    }
+    _exit(127);
+}
+
 int kg_runs_start(const char *const words[], const char *log, pid_t *pid, struct kg_error *err)
 {
-    posix_spawn_file_actions_t files;
-    int rc = posix_spawn_file_actions_init(&files);
+    int fds[2] = {open("/dev/null", O_WRONLY | O_CLOEXEC),
+                  open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)};
+    pid_t parent = getpid(), child = fds[0] >= 0 && fds[1] >= 0 ? fork() : -1;
+    int rc = errno;
 
-    if (rc != 0) {
+    if (child == 0) {
+        become(words, fds, parent);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        if (fds[i] >= 0) {
+            (void)close(fds[i]);
+        }
+    }
+    if (child < 0) {
         return kg_fail(err, KG_EIO, "a replay cannot be started: %s", strerror(rc));
     }
-    rc = posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
-    rc = rc != 0
-             ? rc
-             : posix_spawn_file_actions_addopen(&files, 2, log, O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    rc = rc != 0 ? rc
-                 : posix_spawn(pid, "/proc/self/exe", &files, NULL, (char *const *)words, environ);
-    (void)posix_spawn_file_actions_destroy(&files);
-    return rc == 0 ? KG_OK : kg_fail(err, KG_EIO, "a replay cannot be started: %s", strerror(rc));
+    *pid = child;
+    return KG_OK;
 }
 
 int kg_runs_poll(pid_t pid, int wait, int *status)

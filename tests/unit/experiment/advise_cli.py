@@ -7,7 +7,9 @@ import json
 import os
 import pty
 import random
+import select
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -310,6 +312,33 @@ def a_load_or_stretch_that_no_replay_takes_is_refused_at_once():
                                     (("--stretch", "1e6"), 2, "--stretch \"1e6\": wanted")):
             r = run("-c", SIM, "--trace", t, "--only", "lifetime", *flags)
             assert r.returncode == status and text in r.stderr, (r.returncode, r.stdout[-300:], r.stderr[-300:])
+
+
+@case
+def replays_end_with_the_command_that_started_them():
+    with tempfile.TemporaryDirectory() as d:
+        t = strangers(d, n=60)
+        p = subprocess.Popen([KEDGE, "advise", "-c", SIM, "--trace", t, "--rounds", "4"], env=dict(os.environ, TMPDIR=d),
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        children = "/proc/%d/task/%d/children" % (p.pid, p.pid)
+        child = ""
+        while child == "" and p.poll() is None:  # stopped, so it cannot end by itself
+            with open(children) as f:
+                child = (f.read().split() + [""])[0]
+            if child != "":
+                os.kill(int(child), signal.SIGSTOP)
+                with open("/proc/%s/stat" % child) as f:
+                    child = "" if f.read().rsplit(")", 1)[1].split()[0] == "Z" else child
+        assert child != "", "no replay was seen"
+        end = os.pidfd_open(int(child))
+        p.kill()
+        p.wait()
+        p.stdout.close()
+        seen, _, _ = select.select([end], [], [], 20)
+        os.close(end)
+        if not seen:
+            os.kill(int(child), signal.SIGKILL)
+        assert seen, "the replay outlived the command"
 
 
 @case
