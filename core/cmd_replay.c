@@ -431,8 +431,10 @@ static int open_replicas(struct replay *r, const struct kg_config *config,
         if (rc == KG_OK && r->n_replicas > 1 && !is_simulated(&r->stacks[k]->desc)) {
             rc = kg_fail(
                 r->err, KG_ECONFIG,
-                "--replicas needs exec = sim, found exec-%s: replicas share a virtual clock",
-                r->about.exec);
+                "--replicas needs exec = sim and its clock = virtual, found exec-%s in %s time: "
+                "replicas share a virtual clock",
+                r->about.exec,
+                (r->stacks[k]->desc.caps & KG_EXEC_CAP_VIRTUAL) != 0 ? "virtual" : "real");
         }
         if (rc == KG_OK) {
             rc = expand(r, r->stacks[k]);

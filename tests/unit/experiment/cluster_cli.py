@@ -294,6 +294,8 @@ def mistakes_are_named():
         for sets in ((), ("--set", "exec-cpu.clock=cpu", "--set", "exec-cpu.threads=1")):
             p = run("-c", TINY, "--trace", path, "--replicas", "2", *sets)
             assert p.returncode in (1, 2) and "exec = sim" in p.stderr, p.stderr
+        p = run("-c", SIM, "--trace", path, "--replicas", "2", "--set", "exec-sim.clock=real")
+        assert p.returncode == 2 and "clock = virtual, found exec-sim in real time" in p.stderr, p.stderr
 
 
 def main():
