@@ -211,18 +211,20 @@ static void put_guide(const struct kg_advise_report *r, struct kg_buf *b)
         "repeats any; %.0f tokens a\n  repeating request come back at all\n",
         100 * g->repeated_share, g->shared_tokens, g->kept_tokens);
     if (g->interval > 0) {
-        (void)kg_buf_printf(
-            b,
-            "  interval = sqrt(2 x %.0f x %.0f) = %.0f tokens%s, %.0f computed again "
-            "per hit%s\n",
-            g->state_tokens, g->kept_tokens, g->interval,
-            g->is_least ? " (no less: a step writes so many states of a prompt and no "
-                          "more)"
-                        : "",
-            g->interval_lost,
-            g->interval_is_long ? "; that is not well below what is shared: places "
-                                  "(branch, boundary, auto) pay better than a grid"
-                                : "");
+        (void)kg_buf_printf(b,
+                            "  interval = sqrt(2 x %.0f x %.0f) = %.0f, taken as %.0f tokens%s, "
+                            "%.0f computed again "
+                            "per hit%s\n",
+                            g->state_tokens, g->kept_tokens,
+                            sqrt(2 * g->state_tokens * g->kept_tokens), g->interval,
+                            g->is_least
+                                ? " (no less: a step writes so many states of a prompt and no "
+                                  "more)"
+                                : " (whole pages)",
+                            g->interval_lost,
+                            g->interval_is_long ? "; that is not well below what is shared: places "
+                                                  "(branch, boundary, auto) pay better than a grid"
+                                                : "");
     } else {
         (void)kg_buf_puts(b, "  nothing repeats: no checkpoint pays\n");
     }

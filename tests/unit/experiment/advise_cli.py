@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import random
+import re
 import select
 import shlex
 import signal
@@ -156,6 +157,9 @@ def a_handful_of_requests_confirms_nothing():
     with tempfile.TemporaryDirectory() as d:
         t = shared_prefix(d, n=12)
         r = run("-c", SIM, *sets("prefix.enabled=no"), "--trace", t, "--only", "reuse")
+        n = re.search(r"sqrt\(2 x (\d+) x (\d+)\) = (\d+), taken as (\d+) tokens", r.stdout)
+        state, kept, rule, taken = map(int, n.groups())  # what stands there is what comes out
+        assert abs((2 * state * kept) ** 0.5 - rule) < 3 and taken % 64 == 0, n.group()
         assert r.returncode == 0 and "Cannot tell: 6 requests are too few" in r.stdout, r.stdout
 
 
