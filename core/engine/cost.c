@@ -263,11 +263,13 @@ void kg_cost_learn(struct kg_cost_table *t, uint32_t n_seqs, uint32_t rows, uint
                    uint64_t ns)
 {
     struct spot s = spot_of(t, n_seqs, rows);
-    double by = step_towards(grid_ns(t, &s), (double)ns - t->token_ns * (double)context);
+    double grid = grid_ns(t, &s), of_context = t->token_ns * (double)context;
+    double by = step_towards(grid, (double)ns - of_context);
     double y = s.y < 1.0 ? s.y : 1.0; /* beyond the last point: that one */
-    /* Where a token of a long context costs less than the start measured, nothing would be left of
-     * the point for short ones, and a step of drafts could look cheaper than a plain one. */
-    double kept = context > 0 ? 0.5 : 0;
+    /* The more of a step is context, the less it says of the point. Where a token of a long context
+     * costs less than the start measured, nothing would be left of the point for short ones, and a
+     * step of drafts could look cheaper than a plain one. */
+    double kept = of_context > 0 ? of_context / (grid + of_context) / 2 : 0;
 
     move_point(t, s.i, s.j, by * (1 - s.x) * (1 - y), kept);
     move_point(t, s.i, s.j1, by * (1 - s.x) * y, kept);

@@ -27,7 +27,7 @@ struct kg_cost_table {
     uint32_t n_seqs, n_rows;               /* of the axes in use, each >= 1 */
     double ns[KG_COST_SEQS][KG_COST_ROWS]; /* 4^i decoding sequences, 2^j rows, no context */
     double token_ns;                       /* per token of context, all sequences together */
-    /* As measured at start: steps with context teach down to half of it. Zeros where nothing
+    /* As measured at start: steps of long contexts leave part of it. Zeros where nothing
      * was measured. */
     double start_ns[KG_COST_SEQS][KG_COST_ROWS];
     struct kg_draft_cost draft;
