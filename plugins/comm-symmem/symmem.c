@@ -61,14 +61,14 @@ static const struct kg_metric metrics[] = {
     {0},
 };
 
-/* Which algorithm up to how many bytes, by ranks; the last row is for all larger groups. Measured
- * with `kedge bench comm` (core/docs/collectives.md); on host memory push was the fastest for one
- * line only. */
+/* Which algorithm up to how many bytes, by ranks; the last row is for all larger groups and is not
+ * measured. `kedge bench comm` (core/docs/performance.md): on host memory push gains a fifth of a
+ * microsecond for one line, and loses more where ranks share a core. */
 static const struct band {
     uint32_t world, push, one_shot;
 } bands[] = {
-    {2, SYMM_LINE_DATA, 512},
-    {4, 1, 32768},
+    {2, 1, 512},
+    {4, 1, 512},
     {SYMM_MAX_WORLD, 1, 32768},
 };
 
