@@ -329,6 +329,11 @@ def replays_end_with_the_command_that_started_them():
         while child == "" and p.poll() is None:  # stopped, so it cannot end by itself
             with open(children) as f:
                 child = (f.read().split() + [""])[0]
+            try:  # not before it is a replay: it asks for its parent's death first
+                with open("/proc/%s/cmdline" % child) as f:
+                    child = child if "\0replay\0" in f.read() else ""
+            except OSError:
+                child = ""
             if child != "":
                 os.kill(int(child), signal.SIGSTOP)
                 with open("/proc/%s/stat" % child) as f:
