@@ -190,6 +190,8 @@ static void lead_drop(struct kg_exec *x, const uint32_t *slots, uint32_t n)
 {
     if (pair(x, KG_WIRE_DROP, slots, sizeof(*slots) * n, n, NULL, 0, 0) == KG_OK)
         (void)did(x, KG_WIRE_DROP, KG_OK);
+    else /* the others would keep what this rank forgets, and nothing would show it */
+        kg_ranks_give_up(x->ranks, "ranks could not be told what to forget");
     x->ops->drop(x->local, slots, n);
 }
 
