@@ -249,9 +249,11 @@ struct kg_moe {
     const float *x;                           /* (rows, in) */
     float *y;                                 /* (rows, out) */
     size_t x_stride, y_stride;
-    const uint32_t *ids;  /* [rows][top_k], distinct within a row, < n_experts */
+    const uint32_t *ids;  /* [rows][top_k], distinct within a row */
     const float *weights; /* [rows][top_k] */
     uint32_t rows, top_k, n_experts;
+    uint32_t first; /* the id of gate[0]; ids outside first .. first + n_experts - 1 have no part in
+                       the sum (another rank adds them), and a row without one is zero */
     struct kg_act_args act;
     void *scratch;          /* 64-byte aligned, scratch_bytes long */
     uint64_t scratch_bytes; /* >= kg_moe_scratch_bytes(1, ..); with less than for all rows the
@@ -385,7 +387,8 @@ struct kg_kernels {
                   uint32_t top_k, float scale);
 
     /* Each expert's weights are read once for all its rows (per pass of scratch); products as in
-     * `product`; the sum over s starts with a product, then fused steps, in router order. */
+     * `product`; the sum over s starts with a product, then fused steps, in router order. Ids of
+     * experts that are not there are left out of it. */
     void (*moe)(struct kg_team *team, const struct kg_moe *args);
 
     /* score_s = (sum(src_s * m)) * (1 / sqrt(mean(src_s^2) + eps)), 16-lane sums; a = softmax

@@ -52,8 +52,10 @@ void moe_plan_make(struct moe_plan *plan, const struct kg_moe *args, uint32_t ro
     plan->result = plan->up + (size_t)entries * args->gate[0].out;
 
     memset(at, 0, n_experts * sizeof(*at));
-    for (uint32_t j = 0; j < entries; j++)
-        at[ids[j]]++;
+    for (uint32_t j = 0; j < entries; j++) {
+        if (ids[j] - args->first < n_experts)
+            at[ids[j] - args->first]++;
+    }
     uint32_t sum = 0;
     for (uint32_t e = 0; e < n_experts; e++) {
         uint32_t n = at[e];
@@ -62,7 +64,9 @@ void moe_plan_make(struct moe_plan *plan, const struct kg_moe *args, uint32_t ro
         sum += n;
     }
     for (uint32_t j = 0; j < entries; j++) {
-        uint32_t to = at[ids[j]]++;
+        if (ids[j] - args->first >= n_experts)
+            continue;
+        uint32_t to = at[ids[j] - args->first]++;
 
         plan->token[to] = j / top_k;
         plan->slot[to] = j;

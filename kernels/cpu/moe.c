@@ -3,6 +3,8 @@
 
 #include "vmath.h"
 
+#include <string.h>
+
 struct moe_run {
     const struct kg_moe *m;
     struct moe_plan plan;
@@ -80,17 +82,27 @@ static void sum_task(void *arg, uint32_t r, uint32_t member)
     const struct moe_run *run = arg;
     const struct kg_moe *m = run->m;
     uint32_t out = m->down[0].out;
+    const uint32_t *ids = m->ids + (size_t)(run->row0 + r) * m->top_k;
     const float *w = m->weights + (size_t)(run->row0 + r) * m->top_k;
     const float *v = run->plan.result + (size_t)r * m->top_k * out;
     float *y = m->y + (size_t)(run->row0 + r) * m->y_stride;
+    uint32_t s0 = 0; /* the first that is here */
 
     (void)member;
+    while (s0 < m->top_k && ids[s0] - m->first >= m->n_experts)
+        s0++;
+    if (s0 == m->top_k) {
+        memset(y, 0, out * sizeof(*y));
+        return;
+    }
     for (uint32_t c = 0; c < out; c += LANES) {
         uint32_t n = out - c < LANES ? out - c : LANES;
-        vf sum = v_mul(v_set1(w[0]), v_loadn(v + c, n));
+        vf sum = v_mul(v_set1(w[s0]), v_loadn(v + (size_t)s0 * out + c, n));
 
-        for (uint32_t s = 1; s < m->top_k; s++)
-            sum = v_fma(v_set1(w[s]), v_loadn(v + (size_t)s * out + c, n), sum);
+        for (uint32_t s = s0 + 1; s < m->top_k; s++) {
+            if (ids[s] - m->first < m->n_experts)
+                sum = v_fma(v_set1(w[s]), v_loadn(v + (size_t)s * out + c, n), sum);
+        }
         v_storen(y + c, sum, n);
     }
 }

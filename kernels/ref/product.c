@@ -89,14 +89,20 @@ static void moe_pass(const struct kg_moe *m, uint32_t row0, uint32_t rows, int f
         }
     }
     for (uint32_t r = 0; r < rows; r++) {
+        const uint32_t *ids = m->ids + (size_t)(row0 + r) * m->top_k;
         const float *w = m->weights + (size_t)(row0 + r) * m->top_k;
 
         for (uint32_t c = 0; c < out; c++) {
             const float *v = plan.result + (size_t)r * m->top_k * out + c;
-            float sum = w[0] * v[0];
+            float sum = 0;
+            int begun = 0;
 
-            for (uint32_t s = 1; s < m->top_k; s++)
-                sum = fmaf(w[s], v[(size_t)s * out], sum);
+            for (uint32_t s = 0; s < m->top_k; s++) {
+                if (ids[s] - m->first >= m->n_experts)
+                    continue;
+                sum = begun ? fmaf(w[s], v[(size_t)s * out], sum) : w[s] * v[(size_t)s * out];
+                begun = 1;
+            }
             m->y[(row0 + r) * m->y_stride + c] = sum;
         }
     }

@@ -249,6 +249,67 @@ static void experts_match_double_and_do_not_depend_on_batch_passes_or_threads(vo
     kg_team_destroy(team);
 }
 
+/* Experts first .. first + n - 1 of a case, all rows. */
+static void run_some(const struct kg_kernels *k, struct kg_team *team, const struct moe_case *c,
+                     uint32_t first, uint32_t n, float *y)
+{
+    struct kg_moe m = {.gate = c->g + first, .up = c->u + first, .down = c->d + first};
+
+    m.rows = ROWS;
+    m.top_k = TOP_K;
+    m.n_experts = n;
+    m.first = first;
+    m.scratch_bytes = kg_moe_scratch_bytes(5, TOP_K, n, c->ff, c->out);
+    m.scratch = take(m.scratch_bytes);
+    m.x = c->x;
+    m.x_stride = c->in + 1;
+    m.y = y;
+    m.y_stride = c->out + 2;
+    m.ids = c->ids;
+    m.weights = c->w;
+    m.act = (struct kg_act_args){KG_ACT_SWIGLU, 4, 25};
+    k->moe(team, &m);
+    free(m.scratch);
+}
+
+static void experts_that_are_not_there_have_no_part_in_the_sum(void **state)
+{
+    static const uint32_t blocks[][2] = {{0, 3}, {3, 3}, {5, 1}, {4, 1}, {0, 6}};
+    uint64_t s = 53;
+    struct kg_team *team;
+
+    (void)state;
+    assert_int_equal(kg_team_create(2, &team, NULL), KG_OK);
+    for (uint32_t n = 0; n < 10; n++) {
+        uint32_t first = blocks[n / 2][0], count = blocks[n / 2][1];
+        struct moe_case c, part;
+
+        make_moe(&s, &c, n % 2 ? KG_W_MXFP4 : KG_W_BF16, 64, 96, 33);
+        part = c; /* in double: the others weigh nothing */
+        for (uint32_t i = 0; i < ROWS * TOP_K; i++)
+            part.w[i] = c.ids[i] - first < count ? c.w[i] : 0;
+        size_t all = ROWS * (c.out + 2);
+        float *base = take_f(all), *y = take_f(all);
+        memset(base, 0xff, all * sizeof(float));
+        run_some(kg_kernels_ref(KG_MATH_EXACT), NULL, &c, first, count, base);
+        check_moe(kg_kernels_ref(KG_MATH_EXACT), &part, KG_ACT_SWIGLU, base, 2e-4);
+        for (uint32_t o = 0; count == 1 && first == 4 && o < c.out; o++)
+            assert_true(base[o] == 0);
+        for (EACH_TABLE(t)) {
+            memset(y, 0xff, all * sizeof(float));
+            run_some(t.k, team, &c, first, count, y);
+            if (t.k->math == KG_MATH_EXACT)
+                same_bits(t.k->name, y, base, all);
+            else
+                check_moe(t.k, &part, KG_ACT_SWIGLU, y, 3e-2);
+        }
+        free(base);
+        free(y);
+        drop_moe(&c);
+    }
+    kg_team_destroy(team);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -256,6 +317,7 @@ int main(void)
         cmocka_unit_test(route_matches_a_full_sort_in_double),
         cmocka_unit_test(route_gives_valid_distinct_ids_for_nan),
         cmocka_unit_test(experts_match_double_and_do_not_depend_on_batch_passes_or_threads),
+        cmocka_unit_test(experts_that_are_not_there_have_no_part_in_the_sum),
     };
 
     return cmocka_run_group_tests(tests, say_skipped, NULL);
