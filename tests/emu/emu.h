@@ -1,0 +1,46 @@
+/*
+ * The emulator of the CUDA run time, seen from tests; C. Device code runs on the host, the threads
+ * of a block as fibres, blocks one after another. cuda_runtime.h beside this file is what device
+ * sources see; core/docs/gpu.md says what is checked and what is not.
+ *
+ * A fault in a kernel ends the launch. It is printed on stderr, kept as the device's error like on
+ * a GPU (every later call on the device fails), and cudaGetErrorString gives its text.
+ *
+ * Environment, read once: KG_EMU_DEVICES (1), KG_EMU_MEMORY bytes per device (2 GiB),
+ * KG_EMU_CAPABILITY ("9.0"), KG_EMU_CHECKS, letters of the switches below ("rplob").
+ */
+#ifndef KEDGE_TESTS_EMU_EMU_H
+#define KEDGE_TESTS_EMU_EMU_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum kg_emu_checks {
+    KG_EMU_RACES = 1,    /* r: shared memory: races, reads of what nobody wrote */
+    KG_EMU_PROTECT = 2,  /* p: device memory cannot be touched but by kernels and copies; slow */
+    KG_EMU_LAZY = 4,     /* l: the stream runs no earlier than somebody waits for it */
+    KG_EMU_BACKWARD = 8, /* b: blocks and threads start last first */
+    KG_EMU_QUIET = 16,   /* o: faults are kept, not printed */
+};
+
+/* For the whole process; not while work is queued. */
+void kg_emu_set_checks(unsigned checks);
+unsigned kg_emu_checks(void);
+/* Text of the first fault since the reset, "" when there is none. */
+const char *kg_emu_fault(void);
+/* Forgets faults, on all devices. */
+void kg_emu_reset(void);
+/* Facts for the next kg_cuda_count or open, over those of the environment. devices < 0: no driver.
+ */
+void kg_emu_set_device(int devices, int major, int minor, unsigned long long memory_bytes);
+/* Kernels run since the start of the process. */
+unsigned long long kg_emu_launches(void);
+/* Bytes allocated on all devices now. */
+unsigned long long kg_emu_bytes(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
