@@ -30,7 +30,7 @@
 namespace emu
 {
 
-static const size_t STACK_BYTES = 256 * 1024, GUARD_BYTES = 4096;
+static const size_t STACK_BYTES = 256 * 1024, GUARD_BYTES = 1024 * 1024;
 static const uint32_t MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / 32;
 static const size_t SHARED_BYTES = 48 * 1024;
 
@@ -101,16 +101,17 @@ struct runner {
     ~runner();
 };
 
-static thread_local std::unique_ptr<runner> runners;
+static thread_local std::unique_ptr<runner> owned;
+static thread_local runner *runners; /* the same, without the cost of a look at `owned` */
 
 static runner *mine()
 {
-    if (!runners) {
-        runners.reset(new runner);
-        runners->threads.resize(MAX_THREADS);
-        catch_faults();
+    if (runners == nullptr) {
+        owned.reset(new runner);
+        owned->threads.resize(MAX_THREADS);
+        runners = owned.get();
     }
-    return runners.get();
+    return runners;
 }
 
 runner::~runner()
@@ -196,7 +197,7 @@ static void switch_to(runner *r, fibre *to, bool leave_for_good = false)
 
 bool in_kernel()
 {
-    return runners && runners->running != nullptr && runners->running != &runners->main;
+    return runners != nullptr && runners->running != nullptr && runners->running != &runners->main;
 }
 
 std::string where()
@@ -548,6 +549,7 @@ void run(const struct launch *l)
     if (device_fault() != cudaSuccess)
         return;
     __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
+    catch_faults(); /* a test framework may have taken the signal since */
     open_memory open;
 
     r->launch = l;

@@ -31,7 +31,7 @@ std::string where();
 [[noreturn]] void abandon();
 /* Address lies in the guard of a fibre's stack. */
 bool stack_overrun(const void *address);
-/* SIGSEGV on a stack of its own, for this host thread. */
+/* Takes SIGSEGV, on a stack of its own for this host thread. */
 void catch_faults();
 
 /* Memory: opens device memory for a kernel or copy, and closes it again. */

@@ -274,17 +274,19 @@ struct altstack {
 
 void catch_faults()
 {
-    static std::once_flag once;
     static thread_local altstack stack;
+    static std::mutex lock;
+    struct sigaction now, ours = {};
 
     (void)stack;
-    std::call_once(once, []() {
-        struct sigaction a = {};
-
-        a.sa_sigaction = on_segv;
-        a.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-        sigaction(SIGSEGV, &a, &old_action);
-    });
+    std::lock_guard<std::mutex> guard(lock);
+    sigaction(SIGSEGV, nullptr, &now);
+    if (now.sa_sigaction == on_segv)
+        return;
+    ours.sa_sigaction = on_segv;
+    ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    old_action = now;
+    sigaction(SIGSEGV, &ours, nullptr);
 }
 
 /* ---- allocation --------------------------------------------------------------------------- */

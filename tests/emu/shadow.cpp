@@ -106,7 +106,7 @@ void shared_memory::access(const struct array *a, uint32_t i, enum access how)
         s->epoch = epoch;
     }
     if (how != WRITE && !s->ever_written)
-        fault("shared array %s, element %u is read and nobody in the block wrote it", a->site->name,
+        fault("shared array %s, element %u is read before anybody in the block wrote it", a->site->name,
               i);
     if (s->written && !(how == ATOMIC && s->atomic) && !ordered(me, s->writer, s->write_time))
         race(a, i, how == READ ? "reads" : "writes", s->writer, "wrote");
