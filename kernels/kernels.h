@@ -403,6 +403,11 @@ struct kg_kernels {
      * results under 2^-126 are zero. y may be x. */
     void (*row_exp)(struct kg_team *team, float *y, size_t y_stride, const float *x,
                     size_t x_stride, const float *shift, uint32_t rows, uint32_t cols);
+
+    /* Row r: row_bytes bytes from src + r * src_stride to dst + r * dst_stride; strides in bytes.
+     * What is read and what is written do not overlap. */
+    void (*copy)(struct kg_team *team, void *dst, size_t dst_stride, const void *src,
+                 size_t src_stride, size_t row_bytes, uint32_t rows);
 };
 
 /* Instruction sets, rising. */

@@ -524,12 +524,36 @@ static void row_exp(struct kg_team *team, float *y, size_t y_stride, const float
     rows_run(team, &t, cols, 8);
 }
 
+/* ---- copies --------------------------------------------------------------------------------- */
+
+struct copy {
+    char *dst;
+    const char *src;
+    size_t dst_stride, src_stride, row_bytes;
+};
+
+static void copy_task(void *arg, uint32_t r, uint32_t member)
+{
+    const struct copy *a = arg;
+
+    (void)member;
+    memcpy(a->dst + r * a->dst_stride, a->src + r * a->src_stride, a->row_bytes);
+}
+
+static void copy(struct kg_team *team, void *dst, size_t dst_stride, const void *src,
+                 size_t src_stride, size_t row_bytes, uint32_t rows)
+{
+    struct copy a = {dst, src, dst_stride, src_stride, row_bytes};
+
+    run_sized(team, copy_task, &a, rows, (uint64_t)rows * row_bytes / 16);
+}
+
 #define COMMON_OPS                                                                                 \
     .size = sizeof(struct kg_kernels), .name = KG_ISA_NAME, .embed = embed, .rmsnorm = rmsnorm,    \
     .rmsnorm_gated = rmsnorm_gated, .l2norm = l2norm, .add = add, .sigmoid = sigmoid,              \
     .mul_sigmoid = mul_sigmoid, .act = act, .kda_gate = kda_gate, .kda = ISA(kda),                 \
     .kda_replay = ISA(kda_replay), .page_write = ISA(page_write), .mla = ISA(mla), .route = route, \
-    .mix = mix, .row_stats = row_stats, .row_exp = row_exp
+    .mix = mix, .row_stats = row_stats, .row_exp = row_exp, .copy = copy
 
 static const struct kg_kernels tables[] = {
     [KG_MATH_EXACT] = {COMMON_OPS, .math = KG_MATH_EXACT, .state_dtype = KG_F32,

@@ -215,12 +215,20 @@ static void row_exp(struct kg_team *team, float *y, size_t y_stride, const float
             y[r * y_stride + c] = ref_exp(x[r * x_stride + c] - (shift == NULL ? 0.0f : shift[r]));
 }
 
+static void copy(struct kg_team *team, void *dst, size_t dst_stride, const void *src,
+                 size_t src_stride, size_t row_bytes, uint32_t rows)
+{
+    (void)team;
+    for (uint32_t r = 0; r < rows; r++)
+        memcpy((char *)dst + r * dst_stride, (const char *)src + r * src_stride, row_bytes);
+}
+
 #define COMMON_OPS                                                                              \
     .size = sizeof(struct kg_kernels), .name = "ref", .embed = embed, .rmsnorm = rmsnorm,       \
     .rmsnorm_gated = rmsnorm_gated, .l2norm = l2norm, .add = add, .sigmoid = sigmoid,           \
     .mul_sigmoid = mul_sigmoid, .act = act, .kda_gate = ref_kda_gate, .kda = ref_kda,           \
     .kda_replay = ref_kda_replay, .page_write = ref_page_write, .mla = ref_mla, .route = route, \
-    .mix = mix, .row_stats = row_stats, .row_exp = row_exp
+    .mix = mix, .row_stats = row_stats, .row_exp = row_exp, .copy = copy
 
 static const struct kg_kernels tables[] = {
     [KG_MATH_EXACT] = {COMMON_OPS, .math = KG_MATH_EXACT, .state_dtype = KG_F32,
