@@ -15,7 +15,8 @@
 #define TIMEOUT_NS (60 * KG_NS_PER_S)
 #define PLAIN_SPINS 2000
 
-/* The plain way: everyone copies its input to a slot, waits for all, adds all slots, waits. */
+/* The plain way: everyone copies its input to a slot, waits for all, adds or copies all slots,
+ * waits. */
 struct plain {
     _Alignas(128) _Atomic uint32_t came;
     _Alignas(128) _Atomic uint32_t round;
@@ -80,26 +81,66 @@ static int plain_reduce(const struct rank *r, const float *in, float *out, uint6
     return KG_OK;
 }
 
-static int reduce(const struct rank *r, uint32_t way, uint64_t bytes)
+static int plain_gather(const struct rank *r, const float *in, float *out, uint64_t bytes)
+{
+    struct plain *p = &r->s->shared->plain;
+    uint64_t room = largest(r->s->b);
+
+    memcpy(r->s->slots + r->boot->rank * room, in, bytes);
+    plain_barrier(p, r->boot->world);
+    for (uint32_t k = 0; k < r->boot->world; k++)
+        memcpy((char *)out + k * bytes, r->s->slots + k * room, bytes);
+    plain_barrier(p, r->boot->world);
+    return KG_OK;
+}
+
+static int call(const struct rank *r, uint32_t way, uint64_t bytes)
 {
     const struct kg_plugin *p = r->s->b->ways[way].plugin;
     const struct kg_coll c = {
         .dtype = KG_F32, .count = bytes / sizeof(float), .in = r->in[way], .out = r->out[way]};
 
+    const int gather = r->s->b->op == KG_COMM_ALL_GATHER;
+
     if (p == NULL)
-        return plain_reduce(r, r->in[way], r->out[way], bytes);
-    return ((const struct kg_comm_ops *)p->ops)->all_reduce(r->comms[way], &c);
+        return gather ? plain_gather(r, r->in[way], r->out[way], bytes)
+                      : plain_reduce(r, r->in[way], r->out[way], bytes);
+    const struct kg_comm_ops *ops = p->ops;
+    return gather ? ops->all_gather(r->comms[way], &c) : ops->all_reduce(r->comms[way], &c);
+}
+
+/* Bytes of an output. */
+static uint64_t out_bytes(const struct kg_bench_comm *b)
+{
+    return largest(b) * (b->op == KG_COMM_ALL_GATHER ? b->world : 1);
+}
+
+static void bind_core(const struct rank *r)
+{
+    cpu_set_t may, one;
+
+    if (!r->s->b->pin || sched_getaffinity(0, sizeof(may), &may) != 0)
+        return;
+    int left = (int)r->boot->rank % CPU_COUNT(&may);
+    for (int core = 0; core < CPU_SETSIZE; core++) {
+        if (!CPU_ISSET(core, &may) || left-- > 0)
+            continue;
+        CPU_ZERO(&one);
+        CPU_SET(core, &one);
+        (void)sched_setaffinity(0, sizeof(one), &one);
+        return;
+    }
 }
 
 static int open_way(struct rank *r, uint32_t way, struct kg_error *err)
 {
     const struct kg_bench_way *w = &r->s->b->ways[way];
-    uint64_t bytes = largest(r->s->b);
+    uint64_t bytes = largest(r->s->b), out = out_bytes(r->s->b);
     struct kg_clock clock = kg_clock_monotonic();
 
     if (w->plugin == NULL) {
         r->in[way] = calloc(1, bytes);
-        r->out[way] = calloc(1, bytes);
+        r->out[way] = calloc(1, out);
         return r->in[way] != NULL && r->out[way] != NULL ? KG_OK
                                                          : kg_fail(err, KG_ENOMEM, "out of memory");
     }
@@ -108,7 +149,7 @@ static int open_way(struct rank *r, uint32_t way, struct kg_error *err)
                                       .rank = r->boot->rank,
                                       .world = r->boot->world,
                                       .boot = &r->boot->ops,
-                                      .symm_bytes = 2 * bytes + 128,
+                                      .symm_bytes = bytes + out + 128,
                                       .n_channels = CHANNELS,
                                       .timeout_ns = TIMEOUT_NS};
     int rc = kg_instance_create(w->plugin, NULL, &clock, 0, &r->hosts[way]);
@@ -118,7 +159,7 @@ static int open_way(struct rank *r, uint32_t way, struct kg_error *err)
     if (rc != KG_OK)
         return rc;
     if (ops->alloc_symm(r->comms[way], bytes, (void **)&r->in[way]) != KG_OK ||
-        ops->alloc_symm(r->comms[way], bytes, (void **)&r->out[way]) != KG_OK)
+        ops->alloc_symm(r->comms[way], out, (void **)&r->out[way]) != KG_OK)
         return kg_fail(err, KG_ENOMEM, "%s: no symmetric memory", w->name);
     return ops->seal(r->comms[way], err);
 }
@@ -144,10 +185,10 @@ static int measure(const struct rank *r, uint32_t way, uint64_t bytes, double *p
     int rc = KG_OK;
 
     for (uint32_t i = 0; i < b->calls / 4 + 2 && rc == KG_OK; i++)
-        rc = reduce(r, way, bytes);
+        rc = call(r, way, bytes);
     for (uint32_t i = 0; i < b->calls && rc == KG_OK; i++) {
         uint64_t begin = kg_now_ns();
-        rc = reduce(r, way, bytes);
+        rc = call(r, way, bytes);
         r->ns[i] = kg_now_ns() - begin;
     }
     qsort(r->ns, b->calls, sizeof(*r->ns), by_ns);
@@ -193,6 +234,7 @@ static int be_rank(struct kg_boot *boot, void *arg)
     struct kg_error err = {0};
     int rc = KG_OK;
 
+    bind_core(&r);
     r.ns = calloc(s->b->calls, sizeof(*r.ns));
     if (r.ns == NULL)
         rc = kg_fail(&err, KG_ENOMEM, "out of memory");

@@ -23,12 +23,14 @@ struct kg_bench_comm_cell {
 
 struct kg_bench_comm {
     uint32_t world, n_ways, n_sizes, repeats, calls; /* calls of a repeat */
+    uint32_t op;                                     /* KG_COMM_ALL_REDUCE or KG_COMM_ALL_GATHER */
+    uint32_t pin; /* 1: rank r is bound to core r of those it may use, counted round */
     struct kg_bench_way ways[KG_BENCH_COMM_WAYS];
     uint64_t sizes[KG_BENCH_COMM_SIZES]; /* bytes a rank gives, multiples of 4, ascending */
     struct kg_bench_comm_cell cells[KG_BENCH_COMM_SIZES][KG_BENCH_COMM_WAYS];
 };
 
-/* All-reduces in F32, every way in turn, `repeats` times, in `world` processes. The calling process
+/* Collectives in F32, every way in turn, `repeats` times, in `world` processes. The calling process
  * has one thread. Fills cells. KG_EDEVICE when a rank failed. */
 int kg_bench_comm_run(struct kg_bench_comm *b, struct kg_error *err);
 

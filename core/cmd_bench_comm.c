@@ -1,6 +1,7 @@
 /* kedge bench comm: how long a sum over ranks takes, by size, ranks and algorithm, here. */
 #include "bench_comm.h"
 #include "cmd.h"
+#include "comm_times.h"
 #include "opt.h"
 #include "plugin.h"
 
@@ -8,8 +9,11 @@
 #include "base/num.h"
 #include "ranks/boot.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #define MAX_WORLDS 8
 
@@ -34,6 +38,7 @@ struct bench {
     struct kg_plugin_ref refs[N_WAYS];
     struct kg_arena strings;
     uint32_t worlds[MAX_WORLDS], n_worlds;
+    FILE *out; /* --out, NULL without */
     struct kg_error missing[N_WAYS];
 };
 
@@ -108,8 +113,8 @@ static uint64_t band(const struct bench *b, uint32_t way, uint32_t than)
 
 static void print_table(const struct bench *b)
 {
-    (void)printf("all-reduce, F32, %u ranks (processes), microseconds: median (99 %%)\n%10s",
-                 b->b.world, "bytes");
+    (void)printf("%s, F32, %u ranks (processes), microseconds: median (99 %%)\n%10s",
+                 kg_comm_op_name(b->b.op), b->b.world, "bytes");
     for (uint32_t w = 0; w < b->b.n_ways; w++)
         (void)printf(" %18s", b->b.ways[w].name);
     (void)putchar('\n');
@@ -119,6 +124,10 @@ static void print_table(const struct bench *b)
             (void)printf(" %8.2f (%7.1f)", b->b.cells[i][w].p50_us, b->b.cells[i][w].p99_us);
         (void)putchar('\n');
     }
+    if (b->b.op != KG_COMM_ALL_REDUCE) {
+        (void)putchar('\n');
+        return;
+    }
     (void)printf("measured bands: push up to %llu, one-shot up to %llu bytes, then two-shot\n\n",
                  (unsigned long long)band(b, WAY_PUSH, WAY_ONE_SHOT),
                  (unsigned long long)band(b, WAY_ONE_SHOT, WAY_TWO_SHOT));
@@ -126,14 +135,18 @@ static void print_table(const struct bench *b)
 
 static void print_json(const struct bench *b, int first)
 {
-    (void)printf("%s{\"ranks\":%u,\"op\":\"all_reduce\",\"dtype\":\"f32\",\"rows\":[",
-                 first ? "[" : ",", b->b.world);
+    (void)printf("%s{\"ranks\":%u,\"op\":\"%s\",\"dtype\":\"f32\",\"rows\":[", first ? "[" : ",",
+                 b->b.world, kg_comm_op_name(b->b.op));
     for (uint32_t i = 0; i < b->b.n_sizes; i++) {
         (void)printf("%s{\"bytes\":%llu", i == 0 ? "" : ",", (unsigned long long)b->b.sizes[i]);
         for (uint32_t w = 0; w < b->b.n_ways; w++)
             (void)printf(",\"%s\":{\"p50_us\":%.3f,\"p99_us\":%.3f}", b->b.ways[w].name,
                          b->b.cells[i][w].p50_us, b->b.cells[i][w].p99_us);
         (void)putchar('}');
+    }
+    if (b->b.op != KG_COMM_ALL_REDUCE) {
+        (void)fputs("]}", stdout);
+        return;
     }
     (void)printf("],\"push_to\":%llu,\"one_shot_to\":%llu}",
                  (unsigned long long)band(b, WAY_PUSH, WAY_ONE_SHOT),
@@ -160,19 +173,107 @@ static uint32_t parse_list(const char *text, uint64_t lo, uint64_t hi, uint64_t 
     return n;
 }
 
-static int measure(struct bench *b, const struct kg_cmd_line *line, const char *dir)
+/* What way w does at size i, in its plugin's word; NULL for the plain way. */
+static const char *algorithm(const struct bench *b, uint32_t w, uint32_t i)
+{
+    const struct kg_bench_way *way = &b->b.ways[w];
+    const struct kg_comm_ops *ops = way->plugin != NULL ? way->plugin->ops : NULL;
+
+    if (ops == NULL)
+        return NULL;
+    return KG_HAS(ops, struct kg_comm_ops, choose)
+               ? ops->choose(way->conf, b->b.world, b->b.op, KG_F32, b->b.sizes[i] / sizeof(float))
+               : "own";
+}
+
+/* Whether a later way does the same at this size: the plugin as it is comes last. */
+static int again(const struct bench *b, uint32_t w, uint32_t i)
+{
+    const char *name = algorithm(b, w, i), *other;
+
+    for (uint32_t k = w + 1; k < b->b.n_ways; k++) {
+        other = algorithm(b, k, i);
+        if (b->b.ways[k].plugin == b->b.ways[w].plugin && other != NULL && strcmp(name, other) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+static void write_times(const struct bench *b)
+{
+    for (uint32_t w = 0; w < b->b.n_ways; w++) {
+        for (uint32_t i = 0; i < b->b.n_sizes; i++) {
+            const char *name = algorithm(b, w, i);
+            if (name != NULL && !again(b, w, i))
+                kg_comm_times_put(b->out, b->b.ways[w].plugin->name, name, b->b.op, b->b.world,
+                                  b->b.sizes[i], b->b.cells[i][w].p50_us);
+        }
+    }
+}
+
+static int open_out(struct bench *b, const char *path, struct kg_error *err)
+{
+    time_t now = time(NULL);
+    struct tm day;
+
+    b->out = fopen(path, "w");
+    if (b->out == NULL)
+        return kg_fail(err, KG_EIO, "%.150s: %s", path, strerror(errno));
+    (void)gmtime_r(&now, &day);
+    (void)fprintf(b->out,
+                  "kedge-comm 1\n# kedge bench comm: medians of %u repeats of %u calls, F32, "
+                  "processes\nabout host memory, %ld cores%s, %04d-%02d-%02d\n",
+                  b->b.repeats, b->b.calls, sysconf(_SC_NPROCESSORS_ONLN),
+                  b->b.pin ? ", ranks bound" : "", day.tm_year + 1900, day.tm_mon + 1, day.tm_mday);
+    return KG_OK;
+}
+
+static int close_out(struct bench *b, const char *path, int rc, struct kg_error *err)
+{
+    if (b->out == NULL)
+        return rc;
+    int bad = ferror(b->out);
+    bad |= fclose(b->out) != 0;
+    b->out = NULL;
+    return rc == KG_OK && bad ? kg_fail(err, KG_EIO, "%.150s: %s", path, strerror(errno)) : rc;
+}
+
+/* Sums of every group, then with a file gathers. */
+static int run_all(struct bench *b, const struct kg_cmd_line *line, struct kg_error *err)
+{
+    static const uint32_t ops[] = {KG_COMM_ALL_REDUCE, KG_COMM_ALL_GATHER};
+    int rc = KG_OK, first = 1;
+
+    for (uint32_t o = 0; o < (b->out != NULL ? 2 : 1); o++) {
+        b->b.op = ops[o];
+        for (uint32_t i = 0; i < b->n_worlds; i++) {
+            b->b.world = b->worlds[i];
+            rc = kg_bench_comm_run(&b->b, err);
+            if (rc != KG_OK)
+                return rc;
+            if (line->json)
+                print_json(b, first);
+            else
+                print_table(b);
+            first = 0;
+            if (b->out != NULL && b->b.world > 1)
+                write_times(b);
+        }
+    }
+    return rc;
+}
+
+static int measure(struct bench *b, const struct kg_cmd_line *line, const char *dir,
+                   const char *out)
 {
     struct kg_error err = {0};
 
     int rc = find_ways(b, dir, &err);
-    for (uint32_t i = 0; i < b->n_worlds && rc == KG_OK; i++) {
-        b->b.world = b->worlds[i];
-        rc = kg_bench_comm_run(&b->b, &err);
-        if (rc == KG_OK && line->json)
-            print_json(b, i == 0);
-        else if (rc == KG_OK)
-            print_table(b);
-    }
+    if (rc == KG_OK && out != NULL)
+        rc = open_out(b, out, &err);
+    if (rc == KG_OK)
+        rc = run_all(b, line, &err);
+    rc = close_out(b, out, rc, &err);
     if (rc == KG_OK && line->json)
         (void)puts("]");
     for (uint32_t i = 0; i < N_WAYS && rc == KG_OK && !line->json; i++) {
@@ -184,15 +285,28 @@ static int measure(struct bench *b, const struct kg_cmd_line *line, const char *
     return rc == KG_OK ? KG_EXIT_OK : kg_cmd_fail(&err);
 }
 
+/* Sizes are those of whole floats. */
+static int whole_floats(const struct kg_bench_comm *b)
+{
+    for (uint32_t i = 0; i < b->n_sizes; i++) {
+        if (b->sizes[i] % sizeof(float) != 0)
+            return 0;
+    }
+    return 1;
+}
+
 int kg_cmd_bench_comm(int argc, char **argv)
 {
     const char *ranks = "2,4", *sizes = "256,1k,4k,14336,64k,256k,1m,4m", *repeats = NULL,
-               *calls = NULL;
+               *calls = NULL, *out = NULL;
+    int pin = 0;
     const struct kg_cmd_flag flags[] = {
         {"--ranks", "LIST", "group sizes (2,4)", &ranks, NULL},
         {"--sizes", "LIST", "bytes a rank gives (256,1k,4k,14336,64k,256k,1m,4m)", &sizes, NULL},
         {"--repeats", "N", "repeats a figure is the median of (7)", &repeats, NULL},
         {"--calls", "N", "calls of a repeat (200)", &calls, NULL},
+        {"--pin", NULL, "bind rank r to core r, counted round", NULL, &pin},
+        {"--out", "FILE", "measure gathers too; times for [parallel] comm_times", &out, NULL},
         {0},
     };
     struct kg_cmd_line line;
@@ -213,12 +327,12 @@ int kg_cmd_bench_comm(int argc, char **argv)
     kg_arena_init(&b->strings, 4096, 1 << 20);
     b->n_worlds = parse_list(ranks, 1, KG_BOOT_MAX_WORLD, worlds, MAX_WORLDS);
     b->b.n_sizes = parse_list(sizes, 4, 1u << 28, b->b.sizes, KG_BENCH_COMM_SIZES);
-    for (uint32_t i = 0; i < b->b.n_sizes; i++)
-        b->b.sizes[i] = b->b.sizes[i] / 4 * 4;
     if (b->n_worlds == 0)
         rc = kg_cmd_bad("--ranks", ranks, "up to 8 ascending numbers of 1 .. 64");
     else if (b->b.n_sizes == 0)
         rc = kg_cmd_bad("--sizes", sizes, "up to 24 ascending numbers of 4 .. 256m");
+    else if (!whole_floats(&b->b))
+        rc = kg_cmd_bad("--sizes", sizes, "multiples of 4, a float's bytes");
     else if ((rc = kg_cmd_whole("--repeats", repeats, 1, 99, &n_repeats)) < 0)
         rc = kg_cmd_whole("--calls", calls, 4, 100000, &n_calls);
     if (rc < 0)
@@ -228,7 +342,8 @@ int kg_cmd_bench_comm(int argc, char **argv)
             b->worlds[i] = (uint32_t)worlds[i];
         b->b.repeats = (uint32_t)n_repeats;
         b->b.calls = (uint32_t)n_calls;
-        rc = measure(b, &line, kg_config_plugin_dir(config));
+        b->b.pin = (uint32_t)pin;
+        rc = measure(b, &line, kg_config_plugin_dir(config), out);
         kg_config_destroy(config);
     }
     kg_arena_fini(&b->strings);

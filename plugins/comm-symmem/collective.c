@@ -21,6 +21,7 @@ struct job {
     const struct kg_coll *k;
     struct symm_channel *ch;
     struct symm_said said;
+    uint64_t sum;     /* checksum mode: of the output */
     size_t one;       /* bytes of an element */
     uint64_t flag;    /* of this piece's lines: its number, and 16 bits of what the call is */
     uint64_t give_up; /* deadline of the waits for lines */
@@ -55,7 +56,7 @@ static void count_metric(const struct job *j, int metric)
 
 static int meet(struct job *j)
 {
-    return symm_meet_all(j->c, j->k->channel, &j->said);
+    return symm_meet_all(j->c, j->k->channel, &j->said, j->sum);
 }
 
 /* Says where the input lies if that is in symmetric memory and worth reading there. */
@@ -89,18 +90,52 @@ static struct symm_line *lines_of(const struct job *j, uint32_t rank)
     return (struct symm_line *)half_of(j, rank, j->c->plan.lines, j->c->plan.lines_half);
 }
 
-/* Writes `bytes` into this rank's lines, at least one line, and arrives. */
-static void push(struct job *j, const void *data, uint64_t bytes)
+/* 16 bits of what the call is. */
+static uint64_t mark_of(const struct symm_said *s)
+{
+    uint64_t h = (s->what + ((uint64_t)s->root << 32)) * 0x9e3779b97f4a7c15ull;
+
+    return ((h ^ s->count) * 0xff51afd7ed558ccdull) >> 48;
+}
+
+#define LOOKS 40   /* about what a cache line takes to come */
+#define ABREAST 8u /* lines asked for at once */
+
+/* A short look at the first `n` lines of everyone. All are asked for before the first is waited
+ * for, so that they come side by side. */
+static void look(const struct job *j, uint64_t n)
+{
+    for (uint32_t r = 0; r < j->c->world; r++) {
+        const struct symm_line *l = lines_of(j, r);
+        for (int i = 0; i < LOOKS; i++) {
+            uint64_t wrong = 0;
+            for (uint64_t k = 0; k < n && k < ABREAST; k++)
+                wrong |= atomic_load_explicit(&l[k].flag, memory_order_relaxed) ^ j->flag;
+            if (wrong == 0)
+                break;
+        }
+    }
+}
+
+/* Writes `bytes` into this rank's lines, at least one line, and arrives; `expect`: bytes that some
+ * other rank sends. */
+static void push(struct job *j, const void *data, uint64_t bytes, uint64_t expect)
 {
     struct symm_line *l = lines_of(j, j->c->rank);
-    uint64_t h = symm_hash(&j->said, offsetof(struct symm_said, in_offset), 0);
+    uint64_t at = 0;
 
-    j->flag = j->ch->piece << 16 | (h & 0xffff);
-    for (uint64_t at = 0; at == 0 || at < bytes; at += SYMM_LINE_DATA, l++) {
-        memcpy(l->data, (const char *)data + at, (size_t)least(SYMM_LINE_DATA, bytes - at));
+    j->flag = j->ch->piece << 16 | mark_of(&j->said);
+    for (; at + SYMM_LINE_DATA <= bytes; at += SYMM_LINE_DATA, l++) {
+        memcpy(l->data, (const char *)data + at, SYMM_LINE_DATA);
         atomic_store_explicit(&l->flag, j->flag, memory_order_release);
     }
-    symm_arrive(j->c, j->k->channel, &j->said);
+    if (at < bytes || at == 0) {
+        memcpy(l->data, (const char *)data + at, (size_t)(bytes - at));
+        atomic_store_explicit(&l->flag, j->flag, memory_order_release);
+    }
+    symm_arrive(j->c, j->k->channel, &j->said, 0);
+    look(j, expect / SYMM_LINE_DATA + (expect % SYMM_LINE_DATA != 0));
+    symm_tell(j->c, j->k->channel);
 }
 
 /* Waits until a line of another rank is there. */
@@ -141,13 +176,14 @@ static int push_reduce(struct job *j)
     const void *x[SYMM_MAX_WORLD];
     uint64_t bytes = j->k->count * j->one;
 
-    push(j, j->k->in, bytes);
+    push(j, j->k->in, bytes, bytes);
     for (uint64_t at = 0, l = 0; at < bytes; at += SYMM_LINE_DATA, l++) {
         for (uint32_t r = 0; r < j->c->world; r++) {
-            int rc = line_came(j, r, lines_of(j, r) + l);
+            const struct symm_line *line = lines_of(j, r) + l;
+            int rc = r == j->c->rank ? KG_OK : line_came(j, r, line);
             if (rc != KG_OK)
                 return rc;
-            x[r] = lines_of(j, r)[l].data;
+            x[r] = line->data;
         }
         symm_sum(j->k->dtype, (char *)j->k->out + at, x, j->c->world,
                  least(SYMM_LINE_DATA, bytes - at) / j->one);
@@ -174,7 +210,7 @@ static int push_gather(struct job *j)
     uint64_t bytes = j->k->count * j->one;
     int rc = KG_OK;
 
-    push(j, j->k->in, bytes);
+    push(j, j->k->in, bytes, bytes);
     for (uint32_t r = 0; r < j->c->world && rc == KG_OK; r++)
         rc = pull_lines(j, r, (char *)j->k->out + r * bytes, bytes);
     return rc;
@@ -185,7 +221,7 @@ static int push_broadcast(struct job *j)
     uint64_t bytes = j->k->count * j->one;
     int is_root = j->c->rank == j->k->root;
 
-    push(j, j->k->in, is_root ? bytes : 0);
+    push(j, j->k->in, is_root ? bytes : 0, 1);
     int rc = all_came(j);
     if (rc == KG_OK && !(is_root && j->k->in == j->k->out))
         rc = pull_lines(j, j->k->root, j->k->out, bytes);
@@ -427,10 +463,10 @@ static int broadcast(struct job *j)
 static int compare_outputs(struct job *j, uint64_t elements)
 {
     j->said.in_offset = SYMM_NOWHERE;
-    j->said.sum = symm_hash(j->k->out, elements * j->one, 1);
+    j->sum = symm_hash(j->k->out, elements * j->one, 1);
     int rc = meet(j);
     for (uint32_t r = 0; r < j->c->world && rc == KG_OK; r++) {
-        if (symm_heard(j->c, j->k->channel, r)->sum != j->said.sum)
+        if (symm_heard_sum(j->c, j->k->channel, r) != j->sum)
             rc = symm_lose(j->c, SYMM_CORRUPT, r);
     }
     return rc;
@@ -442,8 +478,7 @@ int symm_run(struct kg_comm *c, enum symm_op op, const struct kg_coll *k)
                     .k = k,
                     .ch = &c->channels[k->channel],
                     .one = kg_dtype_bytes(k->dtype),
-                    .said = {.op = op,
-                             .dtype = k->dtype,
+                    .said = {.what = (uint32_t)op | k->dtype << 8,
                              .root = op == SYMM_BROADCAST ? k->root : 0,
                              .count = k->count,
                              .in_offset = SYMM_NOWHERE}};

@@ -1,7 +1,8 @@
 /*
  * How ranks wait for each other: spin a little, give the core away, then sleep on the other's
  * counter. A sleeper looks up every 50 ms for a lost group, a dead process and its deadline.
- * Posting is one store and one load while nobody sleeps.
+ * Posting is one store; whether somebody sleeps is asked a moment later, when the store is on its
+ * way and a look at the others cost nothing.
  */
 #include "symmem.h"
 
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #define SLICE_NS 50000000u
+#define EAGER 40 /* looks without a pause between them: about what a cache line takes to come */
 #define YIELDS 200
 #define NS_PER_S 1000000000ull
 
@@ -100,6 +102,7 @@ static int came(const struct symm_meet *m, uint32_t meeting)
 int symm_await(struct kg_comm *c, uint32_t channel, uint32_t rank, uint64_t *give_up_ns)
 {
     struct symm_meet *m = symm_meet_of(c, channel, rank);
+    _Atomic uint32_t *sleepers = &symm_log_of(c, channel, rank)->sleepers;
     uint32_t meeting = c->channels[channel].meeting;
     int rc = KG_OK;
 
@@ -113,7 +116,7 @@ int symm_await(struct kg_comm *c, uint32_t channel, uint32_t rank, uint64_t *giv
             return KG_OK;
         (void)sched_yield();
     }
-    (void)atomic_fetch_add(&m->sleepers, 1);
+    (void)atomic_fetch_add(sleepers, 1);
     for (int slept = 0;; slept = 1) {
         uint32_t seen = atomic_load(&m->arrive);
         if ((int32_t)(seen - meeting) >= 0)
@@ -125,29 +128,49 @@ int symm_await(struct kg_comm *c, uint32_t channel, uint32_t rank, uint64_t *giv
             kg_add(&c->host->cells[SYMM_M_PARKED], 1);
         sleep_on(&m->arrive, seen);
     }
-    (void)atomic_fetch_sub(&m->sleepers, 1);
+    (void)atomic_fetch_sub(sleepers, 1);
     if (rc != KG_OK && came(m, meeting)) /* it came before the group was lost: this call is whole */
         rc = KG_OK;
     return rc;
 }
 
-void symm_arrive(struct kg_comm *c, uint32_t channel, const struct symm_said *said)
+void symm_arrive(struct kg_comm *c, uint32_t channel, const struct symm_said *said, uint64_t sum)
 {
     struct symm_meet *m = symm_meet_of(c, channel, c->rank);
     uint32_t meeting = ++c->channels[channel].meeting;
 
     m->said[meeting & 1] = *said;
-    atomic_store(&m->arrive,
-                 meeting); /* ordered before the load: a sleeper adds itself, then looks */
-    if (atomic_load(&m->sleepers) != 0)
-        wake(&m->arrive);
+    if (c->conf.checksum)
+        m->sums[meeting & 1] = sum;
+    atomic_store_explicit(&m->arrive, meeting, memory_order_release);
 }
 
-int symm_meet_all(struct kg_comm *c, uint32_t channel, const struct symm_said *said)
+void symm_tell(struct kg_comm *c, uint32_t channel)
+{
+    /* A sleeper adds itself, then looks at `arrive`. Both sides change one word: either its
+     * addition is seen here, or it comes later and then sees that this rank arrived. */
+    if (atomic_fetch_add(&symm_log_of(c, channel, c->rank)->sleepers, 0) != 0)
+        wake(&symm_meet_of(c, channel, c->rank)->arrive);
+}
+
+/* A short look at everyone. */
+static void glance(const struct kg_comm *c, uint32_t channel)
+{
+    uint32_t meeting = c->channels[channel].meeting;
+
+    for (uint32_t r = 0; r < c->world; r++) {
+        for (int i = 0; i < EAGER && !came(symm_meet_of(c, channel, r), meeting); i++)
+            continue;
+    }
+}
+
+int symm_meet_all(struct kg_comm *c, uint32_t channel, const struct symm_said *said, uint64_t sum)
 {
     uint64_t give_up_ns = 0;
 
-    symm_arrive(c, channel, said);
+    symm_arrive(c, channel, said, sum);
+    glance(c, channel);
+    symm_tell(c, channel);
     for (uint32_t r = 0; r < c->world; r++) {
         if (r == c->rank)
             continue;
@@ -155,8 +178,7 @@ int symm_meet_all(struct kg_comm *c, uint32_t channel, const struct symm_said *s
         if (rc != KG_OK)
             return rc;
         const struct symm_said *o = symm_heard(c, channel, r);
-        if (o->op != said->op || o->dtype != said->dtype || o->root != said->root ||
-            o->count != said->count)
+        if (o->what != said->what || o->root != said->root || o->count != said->count)
             return symm_lose(c, SYMM_DIFFER, r);
     }
     return KG_OK;

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #define MAGIC 0x4b47534du /* "KGSM" */
-#define VERSION 1u
+#define VERSION 2u
 #define PAGE 4096ull
 #define MEET_DEADLINE_NS 30000000000ull
 #define RESERVE_STEP (UINT64_C(4) << 20)
@@ -43,6 +43,8 @@ static int plan(struct kg_comm *c)
         return 0;
     p->meets = at;
     at += (uint64_t)c->n_channels * c->world * sizeof(struct symm_meet);
+    p->logs = at;
+    at += (uint64_t)c->n_channels * c->world * sizeof(struct symm_log);
     if (!round_up(&at, PAGE))
         return 0;
     p->areas = at;

@@ -67,23 +67,71 @@ static const struct kg_metric metrics[] = {
 static const struct band {
     uint32_t world, push, one_shot;
 } bands[] = {
-    {2, 1, 512},
+    {2, 1, 1024},
     {4, 1, 512},
     {SYMM_MAX_WORLD, 1, 32768},
 };
 
-static void choose_bands(struct kg_comm *c)
+/* The bands of a group with these options, bytes a rank gives. */
+static struct band bands_of(const struct symm_conf *conf, uint32_t world)
 {
     const struct band *b = bands;
 
-    while (b->world < c->world)
+    while (b->world < world)
         b++;
-    c->push_max = c->conf.push == 0 ? b->push : (uint32_t)c->conf.push;
-    c->one_shot_max = c->conf.one_shot == 0 ? b->one_shot : (uint32_t)c->conf.one_shot;
-    if (c->conf.checksum) /* lines carry no sums */
-        c->push_max = 0;
+    struct band out = *b;
+    if (conf->push != 0)
+        out.push = (uint32_t)conf->push;
+    if (conf->one_shot != 0)
+        out.one_shot = (uint32_t)conf->one_shot;
+    if (conf->checksum) /* lines carry no sums */
+        out.push = 0;
+    return out;
+}
+
+static void choose_bands(struct kg_comm *c)
+{
+    const struct band b = bands_of(&c->conf, c->world);
+
+    c->push_max = b.push;
+    c->one_shot_max = b.one_shot;
     if (c->conf.spins == 0)
         c->conf.spins = (long)c->world <= sysconf(_SC_NPROCESSORS_ONLN) ? 50 : 20;
+}
+
+static const struct symm_conf defaults = {.stage = 1u << 20};
+
+static int is_sum_type(uint32_t dtype)
+{
+    return dtype == KG_F32 || dtype == KG_BF16;
+}
+
+/* As all_reduce, all_gather and broadcast decide (collective.c). */
+static const char *symm_choose(const void *conf, uint32_t world, uint32_t op, uint32_t dtype,
+                               uint64_t count)
+{
+    const struct symm_conf *c = conf != NULL ? conf : &defaults;
+    uint64_t bytes;
+
+    if (world == 0 || world > SYMM_MAX_WORLD || kg_dtype_bytes(dtype) == 0 ||
+        __builtin_mul_overflow(count, (uint64_t)kg_dtype_bytes(dtype), &bytes))
+        return NULL;
+    const struct band b = bands_of(c, world);
+    switch (op) {
+    case KG_COMM_ALL_REDUCE:
+        if (!is_sum_type(dtype))
+            return NULL;
+        return bytes <= b.push ? "push" : bytes <= b.one_shot ? "one-shot" : "two-shot";
+    case KG_COMM_REDUCE_SCATTER:
+        return is_sum_type(dtype) ? "direct" : NULL;
+    case KG_COMM_ALL_GATHER:
+    case KG_COMM_BROADCAST:
+        return bytes <= b.push ? "push" : "direct";
+    case KG_COMM_ALL_TO_ALL:
+        return "direct";
+    default:
+        return NULL;
+    }
 }
 
 static void symm_close(struct kg_comm *comm)
@@ -118,8 +166,6 @@ static int check_args(const struct kg_comm_open *args, struct kg_error *err)
 static int symm_open(const struct kg_host *host, const void *conf, const struct kg_comm_open *args,
                      struct kg_comm **comm, struct kg_error *err)
 {
-    static const struct symm_conf defaults = {.stage = 1u << 20};
-
     int rc = check_args(args, err);
     if (rc != KG_OK)
         return rc;
@@ -164,14 +210,14 @@ static int symm_alloc(struct kg_comm *comm, uint64_t bytes, void **p)
 
 static int symm_seal(struct kg_comm *comm, struct kg_error *err)
 {
-    const struct symm_said said = {.op = SYMM_BARRIER, .count = comm->symm_used};
+    const struct symm_said said = {.what = SYMM_BARRIER, .count = comm->symm_used};
 
     if (comm->sealed)
         return kg_fail(err, KG_EINVAL, "comm-symmem: sealed twice");
     const uint64_t timeout_ns = comm->timeout_ns;
     comm->sealed = 1;
     comm->timeout_ns = timeout_ns > LOAD_NS ? timeout_ns : LOAD_NS;
-    int rc = symm_meet_all(comm, 0, &said);
+    int rc = symm_meet_all(comm, 0, &said, 0);
     comm->timeout_ns = timeout_ns;
     if (rc != KG_OK)
         return kg_fail(err, KG_EDEVICE,
@@ -188,9 +234,10 @@ static int begin(struct kg_comm *c, uint32_t channel, enum symm_op op, uint64_t 
         return KG_EINVAL;
     if (symm_well(c) != KG_OK)
         return KG_EDEVICE;
-    struct symm_meet *m = symm_meet_of(c, channel, c->rank);
-    atomic_store_explicit(&m->op, op, memory_order_relaxed);
-    atomic_fetch_add_explicit(&m->calls, 1, memory_order_relaxed);
+    struct symm_log *l = symm_log_of(c, channel, c->rank); /* calls of a channel have an order */
+    uint32_t calls = atomic_load_explicit(&l->calls, memory_order_relaxed);
+    atomic_store_explicit(&l->op, op, memory_order_relaxed);
+    atomic_store_explicit(&l->calls, calls + 1, memory_order_relaxed);
     if (c->host->cells != NULL) {
         kg_add(&c->host->cells[SYMM_M_CALLS], 1);
         kg_add(&c->host->cells[SYMM_M_BYTES], bytes);
@@ -212,11 +259,6 @@ static int run(struct kg_comm *c, enum symm_op op, const struct kg_coll *k, uint
     if (rc != KG_OK || k->count == 0)
         return rc;
     return symm_run(c, op, k);
-}
-
-static int is_sum_type(uint32_t dtype)
-{
-    return dtype == KG_F32 || dtype == KG_BF16;
 }
 
 static int symm_all_reduce(struct kg_comm *comm, const struct kg_coll *c)
@@ -250,10 +292,10 @@ static int symm_broadcast(struct kg_comm *comm, const struct kg_coll *c)
 
 static int symm_barrier(struct kg_comm *comm, uint32_t channel)
 {
-    const struct symm_said said = {.op = SYMM_BARRIER};
+    const struct symm_said said = {.what = SYMM_BARRIER};
     int rc = begin(comm, channel, SYMM_BARRIER, 0);
 
-    return rc == KG_OK ? symm_meet_all(comm, channel, &said) : rc;
+    return rc == KG_OK ? symm_meet_all(comm, channel, &said, 0) : rc;
 }
 
 static int symm_poll(struct kg_comm *comm)
@@ -316,10 +358,11 @@ static size_t symm_dump(struct kg_comm *comm, char *text, size_t n)
     for (uint32_t r = 0; r < comm->world; r++) {
         add(text, n, &at, "%srank %u:", r == 0 ? "" : "; ", r);
         for (uint32_t ch = 0; ch < comm->n_channels; ch++) {
+            const struct symm_log *l = symm_log_of(comm, ch, r);
             const struct symm_meet *m = symm_meet_of(comm, ch, r);
-            uint32_t op = atomic_load(&m->op);
+            uint32_t op = atomic_load(&l->op);
             add(text, n, &at, " channel %u %s, call %u, meeting %u%s", ch,
-                op_names[op < SYMM_N_OPS ? op : 0], atomic_load(&m->calls), atomic_load(&m->arrive),
+                op_names[op < SYMM_N_OPS ? op : 0], atomic_load(&l->calls), atomic_load(&m->arrive),
                 ch + 1 < comm->n_channels ? "," : "");
         }
     }
@@ -341,6 +384,7 @@ static const struct kg_comm_ops ops = {
     .poll = symm_poll,
     .abort = symm_abort,
     .progress_dump = symm_dump,
+    .choose = symm_choose,
 };
 
 static const struct kg_plugin plugin = {

@@ -5,7 +5,7 @@
  * it has no name, so nothing can collide or be left behind. Ranks that are threads of one process
  * use one mapping.
  *
- *   head | a line per rank | a meeting per channel and rank | area of rank 0 | area of rank 1 | ...
+ *   head | a line per rank | a meeting per channel and rank | a log likewise | area of rank 0 | ...
  *   area: user memory (alloc_symm), then per channel: lines, stage, result, notes; each twice
  *
  * Meetings. Every collective is cut into pieces; in a piece all ranks meet once or twice. A rank
@@ -48,20 +48,27 @@ enum symm_loss {
 
 /* A rank's word on the collective it is in. */
 struct symm_said {
-    uint32_t op, dtype, root, reserved;
-    uint64_t count;     /* elements, as in kg_coll */
-    uint64_t in_offset; /* of its input from the start of its area, or SYMM_NOWHERE */
-    uint64_t sum;       /* checksum mode: of the output */
+    uint32_t what, root; /* what: enum symm_op | dtype << 8 */
+    uint64_t count;      /* elements, as in kg_coll */
+    uint64_t in_offset;  /* of its input from the start of its area, or SYMM_NOWHERE */
 };
 
-/* Where ranks meet, one per channel and rank; written by its rank only. Two cache lines, because
- * neighbours are fetched in pairs. */
+/* Where ranks meet, one per channel and rank; written by its rank only. What others look for in
+ * every call is one cache line; two are taken because neighbours are fetched in pairs. */
 struct symm_meet {
     _Alignas(128) _Atomic uint32_t arrive; /* meetings this rank came to; others sleep on it */
-    _Atomic uint32_t sleepers;
-    _Atomic uint32_t op;    /* enum symm_op of the last call, for the dump */
-    _Atomic uint32_t calls; /* for the dump */
+    uint32_t reserved;
     struct symm_said said[2];
+    _Alignas(64) uint64_t sums[2]; /* checksum mode: of the outputs */
+};
+_Static_assert(offsetof(struct symm_meet, sums) == 64, "the first line holds the rest");
+
+/* What its rank writes in each call and others touch only when they park, or dump: lines of its
+ * own. */
+struct symm_log {
+    _Alignas(128) _Atomic uint32_t sleepers; /* on this rank's `arrive` */
+    _Atomic uint32_t op;                     /* enum symm_op of the last call */
+    _Atomic uint32_t calls;
 };
 
 struct symm_rank {
@@ -84,9 +91,9 @@ struct symm_head {
 
 /* Offsets and sizes of the segment, bytes. Equal on all ranks. */
 struct symm_plan {
-    uint64_t meets, areas, total; /* from the start of the segment */
-    uint64_t area;                /* one rank's */
-    uint64_t channels, channel;   /* from the start of an area: the first one; size of one */
+    uint64_t meets, logs, areas, total; /* from the start of the segment */
+    uint64_t area;                      /* one rank's */
+    uint64_t channels, channel;         /* from the start of an area: the first one; size of one */
     uint64_t lines, stage, result, notes; /* from the start of a channel: both halves */
     uint64_t lines_half, stage_half, result_half, notes_half;
 };
@@ -136,6 +143,12 @@ static inline struct symm_meet *symm_meet_of(const struct kg_comm *c, uint32_t c
     return &m[(size_t)channel * c->world + rank];
 }
 
+static inline struct symm_log *symm_log_of(const struct kg_comm *c, uint32_t channel, uint32_t rank)
+{
+    struct symm_log *l = (struct symm_log *)((char *)c->head + c->plan.logs);
+    return &l[(size_t)channel * c->world + rank];
+}
+
 /* Start of a rank's area. */
 static inline char *symm_area(const struct kg_comm *c, uint32_t rank)
 {
@@ -153,17 +166,25 @@ int symm_well(const struct kg_comm *c);
 int symm_lose(struct kg_comm *c, enum symm_loss why, uint32_t rank);
 /* Wakes who sleeps on a rank's counter. */
 void symm_wake(struct kg_comm *c, uint32_t channel, uint32_t rank);
-/* Says `said` and arrives; does not wait. */
-void symm_arrive(struct kg_comm *c, uint32_t channel, const struct symm_said *said);
+/* Says `said` and arrives; does not wait, and wakes nobody: symm_tell must follow before this rank
+ * waits for long or leaves. `sum`: of the output, in checksum mode. */
+void symm_arrive(struct kg_comm *c, uint32_t channel, const struct symm_said *said, uint64_t sum);
+/* Wakes who slept until this rank arrived. */
+void symm_tell(struct kg_comm *c, uint32_t channel);
 /* Waits until `rank` came to this rank's last meeting of the channel. */
 int symm_await(struct kg_comm *c, uint32_t channel, uint32_t rank, uint64_t *give_up_ns);
 /* Arrives, waits for all, and demands that all said the same call. */
-int symm_meet_all(struct kg_comm *c, uint32_t channel, const struct symm_said *said);
+int symm_meet_all(struct kg_comm *c, uint32_t channel, const struct symm_said *said, uint64_t sum);
 /* What `rank` said at this rank's last meeting; valid until the next one. */
 static inline const struct symm_said *symm_heard(const struct kg_comm *c, uint32_t channel,
                                                  uint32_t rank)
 {
     return &symm_meet_of(c, channel, rank)->said[c->channels[channel].meeting & 1];
+}
+
+static inline uint64_t symm_heard_sum(const struct kg_comm *c, uint32_t channel, uint32_t rank)
+{
+    return symm_meet_of(c, channel, rank)->sums[c->channels[channel].meeting & 1];
 }
 
 /* collective.c: the five ops behind the checks, for arguments that are valid. */

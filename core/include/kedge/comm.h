@@ -11,7 +11,7 @@
 #include <kedge/host.h>
 
 #define KG_COMM_MAJOR 1
-#define KG_COMM_MINOR 0
+#define KG_COMM_MINOR 1
 
 /* Capability bits. */
 #define KG_COMM_CAP_FIXED_ORDER 1ull /* sums in rank order: same bits on every rank, every run */
@@ -20,6 +20,16 @@
 #define KG_COMM_CAP_MULTICAST 8ull   /* uses a multicast object */
 
 struct kg_comm; /* one instance per rank; private to the plugin */
+
+/* Collectives by number (since minor 1). */
+enum kg_comm_op {
+    KG_COMM_ALL_REDUCE = 1,
+    KG_COMM_REDUCE_SCATTER = 2,
+    KG_COMM_ALL_GATHER = 3,
+    KG_COMM_ALL_TO_ALL = 4,
+    KG_COMM_BROADCAST = 5,
+};
+#define KG_COMM_N_OPS 6 /* numbers below this */
 
 /*
  * How ranks find each other before the plugin has a channel of its own; given by the core. Each
@@ -101,6 +111,13 @@ struct kg_comm_ops {
     /* One text: which call of which channel each rank was last seen in. Returns bytes written
      * without the NUL, at most n-1. */
     size_t (*progress_dump)(struct kg_comm *comm, char *text, size_t n);
+
+    /* Optional (since minor 1). Names the algorithm that `world` ranks with these options would use
+     * for `count` elements of `dtype` per rank, counted as in kg_coll: a word that lives as long as
+     * the plugin. NULL for what it would refuse. `conf` as at open. Needs no group, never blocks;
+     * any thread. */
+    const char *(*choose)(const void *conf, uint32_t world, uint32_t op, uint32_t dtype,
+                          uint64_t count);
 };
 
 #endif

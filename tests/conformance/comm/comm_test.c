@@ -368,6 +368,26 @@ static void test_a_group_it_cannot_serve_is_refused(void **state)
     ops->close(NULL);
 }
 
+/* Optional op: a word for every call it would take, none for one it would refuse. */
+static void test_an_algorithm_has_a_name_before_there_is_a_group(void **state)
+{
+    const struct kg_comm_ops *ops = rig.plugin->ops;
+
+    (void)state;
+    if (!KG_HAS(ops, struct kg_comm_ops, choose))
+        return;
+    for (uint32_t op = KG_COMM_ALL_REDUCE; op < KG_COMM_N_OPS; op++) {
+        for (uint64_t n = 1; n < UINT64_C(1) << 40; n *= 3) {
+            const char *name = ops->choose(NULL, rig.world, op, KG_F32, n);
+            assert_non_null(name);
+            assert_true(name[0] != '\0' && strchr(name, ' ') == NULL && strlen(name) < 24);
+        }
+    }
+    assert_null(ops->choose(NULL, rig.world, KG_COMM_ALL_REDUCE, KG_U8, 1));
+    assert_null(ops->choose(NULL, rig.world, KG_COMM_N_OPS, KG_F32, 1));
+    assert_null(ops->choose(NULL, 0, KG_COMM_ALL_REDUCE, KG_F32, 1));
+}
+
 int main(int argc, char **argv)
 {
 #define T(f) cmocka_unit_test(test_##f)
@@ -384,6 +404,7 @@ int main(int argc, char **argv)
         T(the_dump_names_the_last_call_and_fits_its_buffer),
         T(an_abort_reaches_every_rank),
         T(a_group_it_cannot_serve_is_refused),
+        T(an_algorithm_has_a_name_before_there_is_a_group),
     };
     const struct CMUnitTest of_several[] = {T(a_dead_rank_is_an_error_on_every_other)};
     struct kg_plugin_ref ref;

@@ -217,7 +217,8 @@ static bool may_be_missing(uint32_t kind, size_t offset)
     return (kind == KG_KIND_EXEC && offset == offsetof(struct kg_exec_ops, profile_draft)) ||
            (kind == KG_KIND_POOL && (offset == offsetof(struct kg_pool_ops, loose) ||
                                      offset == offsetof(struct kg_pool_ops, classes))) ||
-           (kind == KG_KIND_SPEC && offset == offsetof(struct kg_spec_ops, want));
+           (kind == KG_KIND_SPEC && offset == offsetof(struct kg_spec_ops, want)) ||
+           (kind == KG_KIND_COMM && offset == offsetof(struct kg_comm_ops, choose));
 }
 
 /* Whatever op is taken out of a whole table, the plugin is refused: mandatory ones because they
