@@ -30,6 +30,7 @@ struct kg_conf {
     const char *cost;                 /* "off", "measured" or a file */
     struct kg_cost_table cost_table;  /* of the file; engine.cost_table points here */
     uint32_t tp, ep, rank_timeout_ms; /* tp <= KG_MAX_RANKS */
+    uint32_t sp_rows, allow_idle_rank;
     uint64_t symm_bytes;
     uint32_t nodes, fabric, allow_slow_fabric;
     const char *lua_script; /* "" for none */

@@ -257,9 +257,11 @@ static void refuse_unbuilt(struct kg_config *c)
 
     if (v->tp != 1)
         check_ranks(c);
-    if (v->ep != 1)
+    if (v->tp % v->ep != 0)
         kg_config_blame(c, where_of(c, "parallel", "ep"),
-                        "[parallel] ep = %u: more than one rank is not built yet", v->ep);
+                        "[parallel] ep = %u does not divide tp = %u: blocks of experts are dealt "
+                        "to the ranks of tp",
+                        v->ep, v->tp);
     if (v->nodes != 1)
         check_machines(c);
 }

@@ -129,7 +129,14 @@ static const struct kg_opt spec_rows[] = {
 
 static const struct kg_opt parallel_rows[] = {
     U32("tp", tp, "1", 1, 1024, "Ranks that share each layer. Unit: processes."),
-    U32("ep", ep, "1", 1, 1024, "Ranks that share the experts. Unit: processes."),
+    U32("ep", ep, "1", 1, 1024,
+        "Blocks of whole experts, dealt to the tp ranks; a divisor of tp. tp / ep ranks share the "
+        "width of each expert of a block; 1: all ranks share all experts. Unit: blocks."),
+    BOOL("allow_idle_rank", allow_idle_rank, "no",
+         "A rank may be left with padding only: it computes zeros."),
+    U32("sp_rows", sp_rows, "0", 0, 65536,
+        "Steps of at least so many rows leave each rank its share of the rows between two blocks, "
+        "for norms and residuals: the same bits. 0: never. Unit: rows."),
     U32("timeout_ms", rank_timeout_ms, "10000", 10, 3600000,
         "What a rank may take in a collective, or behind the first rank in a step, before the "
         "group "

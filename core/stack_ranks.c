@@ -89,6 +89,9 @@ int kg_stack_ranks_open(struct kg_stack *s, struct kg_exec_open *args, struct kg
     if (s->group == NULL)
         return kg_fail(err, KG_ENOMEM, "out of memory");
     args->world = s->conf->tp;
+    args->ep = s->conf->ep;
+    args->sp_rows = s->conf->sp_rows;
+    args->allow_idle_rank = s->conf->allow_idle_rank;
     args->comm_ops = kg_config_choice(s->config, KG_KIND_COMM)->ref.plugin->ops;
     s->group->args = *args;
     int rc = kg_ranks_start(&group, &s->group->ranks, err);

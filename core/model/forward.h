@@ -34,7 +34,7 @@ struct kg_w_moe {
     struct kg_weight router; /* always fp32: a rounded score could change a pick */
     struct kg_weight latent_down, latent_up;
     struct kg_w_mlp shared;
-    struct kg_weight *gate, *up, *down; /* [n_experts] each */
+    struct kg_weight *gate, *up, *down; /* [split.experts] each */
     float *bias;                        /* [n_experts] */
     float *latent_norm;                 /* NULL without */
 };

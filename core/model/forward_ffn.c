@@ -72,7 +72,8 @@ static void route(struct kg_model *m, uint32_t l, uint32_t rows, float *sum)
                           .weights = m->s.ffn.pick_w,
                           .rows = rows,
                           .top_k = c->top_k,
-                          .n_experts = c->n_experts,
+                          .n_experts = m->split.experts,
+                          .first = m->split.expert_id0,
                           .act = act_of(c),
                           .scratch = m->s.ffn.moe,
                           .scratch_bytes = m->s.ffn.moe_bytes};

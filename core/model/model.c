@@ -109,8 +109,7 @@ int kg_model_open(const struct kg_model_args *args, struct kg_model **model, str
     m->rewind = args->rewind;
     m->draft = args->draft;
     m->n_streams = c->block_layers == 0 ? 1 : (c->n_layers - 1) / c->block_layers + 2;
-    rc =
-        kg_model_split(c, args->rank, args->world > 1 ? args->world : 1, &m->split, &m->local, err);
+    rc = kg_model_split(c, &args->deal, &m->split, &m->local, err);
     if (rc != KG_OK) {
         kg_model_free(m->host, m, sizeof(*m));
         return rc;

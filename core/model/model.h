@@ -31,6 +31,13 @@ enum kg_rewind {
     KG_REWIND_SNAPSHOT = 1, /* the whole state is kept after each row: the reference, and large */
 };
 
+/* How a model is to be dealt. */
+struct kg_deal {
+    uint32_t rank, world; /* world 0: 1 */
+    uint32_t ep;          /* blocks of whole experts, a divisor of world; 0: 1 */
+    uint32_t allow_idle;  /* 1: a rank may be left with padding only */
+};
+
 struct kg_model; /* packed weights and the working memory of one forward pass */
 
 struct kg_model_args {
@@ -45,9 +52,9 @@ struct kg_model_args {
     uint32_t rewind;                  /* enum kg_rewind */
     /* a pass keeps the features this drafter reads; must outlive the model; NULL: none */
     const struct kg_draft_config *draft;
-    /* Tensor parallelism: this model is rank `rank` of `world`, and meets the others through
-     * collectives, from which it takes symmetric memory at open. world 0 or 1: alone, comm NULL. */
-    uint32_t rank, world;
+    /* This model is a rank of several, and meets the others through collectives, from which it
+     * takes symmetric memory at open. world 0 or 1: alone, comm NULL. */
+    struct kg_deal deal;
     const struct kg_comm_ops *comm_ops;
     struct kg_comm *comm;
 };
@@ -67,20 +74,23 @@ struct kg_model_sizes {
 /*
  * How a model is dealt to `world` ranks (core/docs/ranks.md): heads in blocks of ceil(heads /
  * world), the last rank's missing ones zero; widths of feed-forward blocks in blocks of ceil(width
- * / world), rounded up to 32; rows of the vocabulary likewise. Latents, routers and norms are on
- * every rank.
+ * / world), rounded up to 32; rows of the vocabulary likewise. Experts are dealt whole, in ep
+ * blocks of ceil(experts / ep); world / ep neighbouring ranks share the widths of a block's
+ * experts. Latents, routers and norms are on every rank.
  */
 struct kg_split {
-    uint32_t rank, world;
-    uint32_t kda0, mla0;               /* first head */
-    uint32_t dense0, shared0, expert0; /* first of the inner width */
+    uint32_t rank, world, ep;
+    uint32_t kda0, mla0;               /* first head; the number of all: only padding */
+    uint32_t dense0, shared0, expert0; /* first of the inner width; likewise */
+    uint32_t expert_id0, experts;      /* whole experts: first, number, >= 1 where there are any */
     uint32_t latent0, latent;          /* of the latent: first, number */
+    uint32_t latent_idle;              /* 1: those columns are zeros, others hold all */
     uint32_t vocab0, vocab;            /* rows of lm_head: first, number per rank */
 };
 
-/* Fills *split and *local (sizes of that rank). KG_ECONFIG names what leaves a rank without work.
- */
-KG_CHECKED int kg_model_split(const struct kg_model_config *config, uint32_t rank, uint32_t world,
+/* Fills *split and *local (sizes of that rank; n_experts stays that of all). KG_ECONFIG names what
+ * does not divide or leaves a rank without work. */
+KG_CHECKED int kg_model_split(const struct kg_model_config *config, const struct kg_deal *deal,
                               struct kg_split *split, struct kg_model_config *local,
                               struct kg_error *err);
 

@@ -303,23 +303,26 @@ static void moe(struct kg_packer *p, const struct kg_model_config *c, const stru
                 struct kg_w_moe *w, const struct kg_ckpt_moe *t)
 {
     const struct kg_block router = {0, 0, t->router.rows, t->router.cols};
-    uint64_t bytes = c->n_experts * sizeof(struct kg_weight);
+    uint64_t bytes = s->experts * sizeof(struct kg_weight);
     struct kg_weight none;
 
     part_as(p, &w->router, &t->router, KG_W_F32, &router);
     kg_pack_matrix(p, &w->latent_down, &t->latent_down);
-    pack_cols(p, &w->latent_up, &t->latent_up, s->latent0, s->latent);
+    pack_cols(p, &w->latent_up, &t->latent_up, s->latent_idle ? t->latent_up.cols : s->latent0,
+              s->latent);
     w->latent_norm = kg_pack_vector(p, &t->latent_norm);
     w->bias = kg_pack_vector(p, &t->bias);
     mlp_part(p, &w->shared, &t->shared, s->shared0, c->shared_inter);
     w->gate = kg_pack_room(p, bytes);
     w->up = kg_pack_room(p, bytes);
     w->down = kg_pack_room(p, bytes);
-    for (uint32_t e = 0; e < c->n_experts && p->rc == KG_OK; e++) {
-        int real = p->mem != NULL;
-        pack_rows(p, real ? &w->gate[e] : &none, &t->experts[e].gate, s->expert0, c->expert_inter);
-        pack_rows(p, real ? &w->up[e] : &none, &t->experts[e].up, s->expert0, c->expert_inter);
-        pack_cols(p, real ? &w->down[e] : &none, &t->experts[e].down, s->expert0, c->expert_inter);
+    for (uint32_t e = 0; e < s->experts && p->rc == KG_OK; e++) {
+        int real = p->mem != NULL, there = s->expert_id0 < c->n_experts;
+        const struct kg_ckpt_mlp *from = &t->experts[there ? s->expert_id0 + e : 0];
+        uint32_t first = there ? s->expert0 : from->gate.rows; /* behind its end: zeros */
+        pack_rows(p, real ? &w->gate[e] : &none, &from->gate, first, c->expert_inter);
+        pack_rows(p, real ? &w->up[e] : &none, &from->up, first, c->expert_inter);
+        pack_cols(p, real ? &w->down[e] : &none, &from->down, first, c->expert_inter);
     }
 }
 

@@ -1,79 +1,7 @@
-/* One model on several ranks: who holds what, and where the ranks meet. */
+/* One model on several ranks: where they meet. */
 #include "model/forward.h"
 
 #include <string.h>
-
-static uint32_t share(uint32_t n, uint32_t world)
-{
-    return n / world + (n % world != 0);
-}
-
-/* A block of an inner width: `per` each but for the last ranks. */
-static int block(const char *what, uint32_t n, uint32_t per, const struct kg_split *s,
-                 uint32_t *first, uint32_t *count, struct kg_error *err)
-{
-    *first = 0;
-    *count = n;
-    if (n == 0 || s->world == 1)
-        return KG_OK;
-    if ((uint64_t)per * (s->world - 1) >= n)
-        return kg_fail(err, KG_ECONFIG,
-                       "[parallel] tp = %u: %s %u in blocks of %u leaves rank %u without work",
-                       s->world, what, n, per, s->world - 1);
-    *first = per * s->rank;
-    *count = n - *first < per ? n - *first : per;
-    return KG_OK;
-}
-
-/* Inner widths: blocks of 32 elements, which a scale of MXFP4 covers. */
-static int inner(const char *what, const struct kg_split *s, uint32_t *n, uint32_t *first,
-                 struct kg_error *err)
-{
-    uint32_t per = share(*n, s->world);
-
-    return block(what, *n, (per + 31) / 32 * 32, s, first, n, err);
-}
-
-/* Heads: every rank has as many, so that states are of one size; those there are not are zero. */
-static int heads(const char *what, const struct kg_split *s, uint32_t *n, uint32_t *first,
-                 struct kg_error *err)
-{
-    uint32_t per = share(*n, s->world), real;
-    int rc = block(what, *n, per, s, first, &real, err);
-
-    if (rc == KG_OK)
-        *n = per;
-    return rc;
-}
-
-int kg_model_split(const struct kg_model_config *config, uint32_t rank, uint32_t world,
-                   struct kg_split *split, struct kg_model_config *local, struct kg_error *err)
-{
-    struct kg_split s = {.rank = rank, .world = world};
-    struct kg_model_config l = *config;
-
-    int rc = heads("KDA heads", &s, &l.kda_heads, &s.kda0, err);
-    if (rc == KG_OK)
-        rc = heads("MLA heads", &s, &l.mla_heads, &s.mla0, err);
-    if (rc == KG_OK)
-        rc = inner("intermediate_size", &s, &l.dense_inter, &s.dense0, err);
-    if (rc == KG_OK)
-        rc = inner("the width of the shared experts", &s, &l.shared_inter, &s.shared0, err);
-    if (rc == KG_OK)
-        rc = inner("moe_intermediate_size", &s, &l.expert_inter, &s.expert0, err);
-    s.latent = config->latent;
-    if (rc == KG_OK)
-        rc = inner("the latent of the experts", &s, &s.latent, &s.latent0, err);
-    s.vocab = share(config->vocab, world);
-    uint32_t real; /* rows that are not padding; ranks have as many each, as they are gathered */
-    if (rc == KG_OK)
-        rc = block("vocab_size", config->vocab, s.vocab, &s, &s.vocab0, &real, err);
-    if (rc != KG_OK)
-        return rc;
-    *split = s;
-    *local = l;
-    return KG_OK;
-}
 
 int kg_model_join(struct kg_model *m, const struct kg_model_args *args, struct kg_error *err)
 {
@@ -129,6 +57,8 @@ static void head_piece(struct kg_model *m, const float *hidden, float *out, uint
         m->lost = m->comm_ops->all_gather(m->comm, &c);
     for (uint32_t p = 0; p < s->world && m->lost == KG_OK; p++) {
         uint32_t first = p * s->vocab;
+        if (first >= m->c->vocab)
+            break; /* padding only from here on */
         uint32_t n = m->c->vocab - first < s->vocab ? m->c->vocab - first : s->vocab;
         for (uint32_t r = 0; r < rows; r++)
             memcpy(out + (size_t)r * m->c->vocab + first,

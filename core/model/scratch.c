@@ -56,8 +56,9 @@ static void carve_mla(struct carver *v, const struct kg_model_config *c, struct 
     s->mla.o = rows_of(v, heads * c->v_dim);
 }
 
-static void carve_ffn(struct carver *v, const struct kg_model_config *c, struct kg_scratch *s)
+static void carve_ffn(struct carver *v, const struct kg_model *m, struct kg_scratch *s)
 {
+    const struct kg_model_config *c = m->c;
     uint32_t inter = larger(c->dense_inter, c->shared_inter);
 
     s->ffn.gate = rows_of(v, inter);
@@ -69,8 +70,8 @@ static void carve_ffn(struct carver *v, const struct kg_model_config *c, struct 
     s->ffn.sum = rows_of(v, kg_expert_width(c));
     s->ffn.pick_w = rows_of(v, c->top_k);
     s->ffn.picks = bytes(v, (uint64_t)v->rows * c->top_k * sizeof(uint32_t));
-    s->ffn.moe_bytes =
-        kg_moe_scratch_bytes(v->rows, c->top_k, c->n_experts, c->expert_inter, kg_expert_width(c));
+    s->ffn.moe_bytes = kg_moe_scratch_bytes(v->rows, c->top_k, m->split.experts, c->expert_inter,
+                                            kg_expert_width(c));
     s->ffn.moe = bytes(v, s->ffn.moe_bytes);
 }
 
@@ -103,7 +104,7 @@ static void carve(struct carver *v, struct kg_model *m)
     v->at = shared;
     carve_mla(v, c, s);
     v->at = shared;
-    carve_ffn(v, c, s);
+    carve_ffn(v, m, s);
     v->at = v->most;
     s->logits = rows_of(v, c->vocab);
 }

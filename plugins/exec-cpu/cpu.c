@@ -120,8 +120,7 @@ static int load(struct kg_exec *e, const struct cpu_conf *conf, const struct kg_
 
     model.max_verify = most_verified(args);
     e->world = args->world;
-    model.rank = args->rank;
-    model.world = args->world;
+    model.deal = (struct kg_deal){args->rank, args->world, args->ep, args->allow_idle_rank};
     model.comm_ops = args->comm_ops;
     model.comm = args->comm;
     e->threads = conf->threads == 0 ? count_cpus() / args->world : conf->threads;
@@ -379,7 +378,7 @@ static const struct kg_plugin plugin = {
     .size = sizeof(plugin),
     .major = KG_EXEC_MAJOR,
     .minor = KG_EXEC_MINOR,
-    .needs_minor = 2, /* kg_sampling.accept, all of kg_result and of kg_exec_desc */
+    .needs_minor = 3, /* all of kg_exec_open, of kg_result and of kg_exec_desc */
     .name = "cpu",
     .version = KG_VERSION,
     .summary = "Kimi K3 and Kimi-Linear on the CPU, reproducible to the bit",

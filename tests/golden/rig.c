@@ -96,8 +96,7 @@ int rig_open_rank(struct rig *r, const struct rig_options *o, const struct kg_co
     struct kg_model_args args = {.max_rows = o->max_rows,
                                  .max_seqs = RIG_SEQS,
                                  .max_orders = 8,
-                                 .rank = rank,
-                                 .world = o->world,
+                                 .deal = {rank, o->world, o->ep, o->idle},
                                  .comm_ops = ops,
                                  .comm = comm};
     struct kg_error err = {0};

@@ -35,10 +35,10 @@ BASE = {
     "engine": {"max_seqs": 64, "step_tokens": 512, "prefill_chunk": 256},
     "memory": {"bytes": "64m", "page_tokens": 64},
 }
-# KEDGE_TP=N: the same with N ranks.
+# KEDGE_TP=N: the same with N ranks; KEDGE_EP=M: their experts in M blocks.
 TP = int(os.environ.get("KEDGE_TP", "1"))
 if TP > 1:
-    BASE["parallel"] = {"tp": TP}
+    BASE["parallel"] = {"tp": TP, "ep": int(os.environ.get("KEDGE_EP", "1"))}
     BASE["plugins"]["comm"] = "symmem"
 # On the demo model itself.
 CPU = {"plugins": {"exec": "cpu"}, "exec-null": None, "memory": {"bytes": "256m"}}

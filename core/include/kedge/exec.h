@@ -28,7 +28,7 @@
 #include <kedge/pool.h>
 
 #define KG_EXEC_MAJOR 1
-#define KG_EXEC_MINOR 2
+#define KG_EXEC_MINOR 3
 
 /* Capability bits. The first three are the promise of core/docs/architecture.md. */
 #define KG_EXEC_CAP_INVARIANT_BATCH 1ull /* bits do not depend on the batch */
@@ -57,6 +57,10 @@ struct kg_exec_open {
     uint32_t max_rows;    /* most rows of a step ([engine] step_tokens) */
     uint32_t max_context; /* most tokens of a sequence; 0 for the model's own limit */
     uint32_t max_draft;   /* most draft rows per sequence */
+    /* How the ranks share the model (core/docs/ranks.md; minor 3). */
+    uint32_t ep;              /* blocks of whole experts, a divisor of world; 0 and 1: none */
+    uint32_t sp_rows;         /* steps of so many rows at least go sequence-parallel; 0: none */
+    uint32_t allow_idle_rank; /* 1: a rank may be left with padding only */
 };
 
 /* What the backend says of itself after open. Sizes in bytes, counts as named. */

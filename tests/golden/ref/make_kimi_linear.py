@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes a small random Kimi-Linear checkpoint in the published layout, with golden vectors.
 
-usage: make_kimi_linear.py FOLDER [--seed N] [--no-golden] [--stamp FILE]
+usage: make_kimi_linear.py FOLDER [--seed N] [--kda-heads N] [--no-golden] [--stamp FILE]
 
 FOLDER gets config.json, generation_config.json, model.safetensors, tiktoken.model,
 tokenizer_config.json; golden.json and golden.safetensors in the form of prompts.json and
@@ -32,10 +32,13 @@ import kimi
 import tensorfile
 
 HIDDEN, LAYERS, MLA_LAYERS = 160, 6, (3, 5)  # 0-based; the last layer is MLA, as in the real model
-KDA_HEADS, KDA_DIM = 3, 64
+KDA_HEADS, KDA_DIM = 3, 64  # the number of heads may be given; 4 divide by 2 and 4 ranks
 HEADS, NOPE, ROPE, V_DIM, RANK = 4, 32, 16, 48, 96
 DENSE, EXPERTS, TOP_K, EXPERT_INTER, SCALE = 352, 12, 3, 64, 2.446
 VOCAB, BASE = 4096, 3840
+# Seeds of prompts without close calls: router margins above 1e-4, greedy gaps above 2e-2.
+PROMPTS = {3: (("short", 5, 1), ("middle", 67, 36), ("long", 200, 18)),
+           4: (("short", 5, 5), ("middle", 67, 3))}
 SPECIALS = {0: "[BOS]", 1: "[EOS]", 2: "<|im_end|>", 3: "<|im_user|>", 4: "<|im_assistant|>",
             6: "<|start_header_id|>", 7: "<|end_header_id|>", 9: "[EOT]", 10: "<|im_system|>",
             11: "<|tool_calls_section_begin|>", 12: "<|tool_calls_section_end|>",
@@ -168,8 +171,7 @@ def make(folder, seed=20):
 
 def write_golden(folder, n_greedy=32):
     model, records, out = kimi.Kimi(folder), [], {}
-    # seeds of prompts without close calls: router margins above 1e-4, greedy gaps above 2e-2
-    for name, n, seed in (("short", 5, 1), ("middle", 67, 36), ("long", 200, 18)):
+    for name, n, seed in PROMPTS[KDA_HEADS]:
         ids = np.random.Generator(np.random.PCG64(seed)).integers(0, BASE, n)
         record, t = kimi.golden(model, name, ids, n_greedy)
         records.append(record)
@@ -190,7 +192,9 @@ def main():
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--no-golden", action="store_true", help="weights and configuration only")
     parser.add_argument("--stamp", help="file to write when all is done (for the build)")
+    parser.add_argument("--kda-heads", type=int, default=KDA_HEADS, choices=sorted(PROMPTS))
     args = parser.parse_args()
+    globals()["KDA_HEADS"] = args.kda_heads
     make(args.folder, args.seed)
     if not args.no_golden:
         write_golden(args.folder)

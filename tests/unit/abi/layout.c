@@ -129,7 +129,7 @@ AT(kg_pool_ops, compact, 136);
 AT(kg_pool_ops, loose, 144);
 AT(kg_pool_ops, classes, 152);
 
-SIZE(kg_exec_open, 64);
+SIZE(kg_exec_open, 80);
 AT(kg_exec_open, model_path, 8);
 AT(kg_exec_open, draft_path, 16);
 AT(kg_exec_open, comm_ops, 24);
@@ -140,6 +140,9 @@ AT(kg_exec_open, max_seqs, 48);
 AT(kg_exec_open, max_rows, 52);
 AT(kg_exec_open, max_context, 56);
 AT(kg_exec_open, max_draft, 60);
+AT(kg_exec_open, ep, 64);
+AT(kg_exec_open, sp_rows, 68);
+AT(kg_exec_open, allow_idle_rank, 72);
 
 SIZE(kg_exec_desc, 176);
 AT(kg_exec_desc, caps, 8);

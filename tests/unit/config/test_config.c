@@ -224,7 +224,8 @@ static void what_is_not_built_is_refused_or_warned_of(void **state)
     (void)state;
     says("[parallel]\ntp = 2\nep = 3\n",
          "t:2: [parallel] tp = 2: [plugins] comm = self serves one rank; try symmem\n"
-         "t:3: [parallel] ep = 3: more than one rank is not built yet\n");
+         "t:3: [parallel] ep = 3 does not divide tp = 2: blocks of experts are dealt to the ranks "
+         "of tp\n");
     says("[cluster]\nnodes = 2\nfabric = rdma\n",
          "t:2: [cluster] nodes = 2: more than one machine is not built yet\n");
     says("[cluster]\nnodes = 2\nfabric = tcp\nallow_slow_fabric = yes\n",

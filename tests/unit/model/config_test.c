@@ -281,13 +281,15 @@ static void config_every_rank_has_a_part_or_the_split_is_refused(void **state)
     for (c.vocab = 1; c.vocab < 400; c.vocab += 7) {
         for (uint32_t world = 1; world <= 64; world++) {
             uint32_t rows = 0;
-            if (kg_model_split(&c, world - 1, world, &s, &local, &err) != KG_OK) {
+            const struct kg_deal last = {world - 1, world, 1, 0};
+            if (kg_model_split(&c, &last, &s, &local, &err) != KG_OK) {
                 assert_int_equal(err.rc, KG_ECONFIG);
                 refused += strstr(err.text, "vocab_size") != NULL;
                 continue;
             }
             for (uint32_t r = 0; r < world; r++) {
-                assert_int_equal(kg_model_split(&c, r, world, &s, &local, &err), KG_OK);
+                const struct kg_deal deal = {r, world, 1, 0};
+                assert_int_equal(kg_model_split(&c, &deal, &s, &local, &err), KG_OK);
                 assert_int_equal(s.vocab0, rows);
                 assert_true(s.vocab0 < c.vocab);
                 rows += c.vocab - s.vocab0 < s.vocab ? c.vocab - s.vocab0 : s.vocab;
@@ -296,6 +298,72 @@ static void config_every_rank_has_a_part_or_the_split_is_refused(void **state)
         }
     }
     assert_true(refused > 0);
+}
+
+/* Rows of expert `id`'s width that a rank holds. */
+static uint32_t width_of(const struct kg_split *s, const struct kg_model_config *local,
+                         const struct kg_model_config *c, uint32_t id)
+{
+    if (id < s->expert_id0 || id - s->expert_id0 >= s->experts || s->expert0 >= c->expert_inter)
+        return 0;
+    return local->expert_inter;
+}
+
+static void config_every_row_of_every_expert_is_dealt_once(void **state)
+{
+    struct kg_model_config c, local;
+    struct kg_error err = {0};
+    struct kg_split s;
+
+    (void)state;
+    assert_int_equal(parse(k3, NULL, &c, &err), KG_OK);
+    c.expert_inter = 128;
+    for (c.n_experts = 1; c.n_experts < 30; c.n_experts += 4) {
+        for (uint32_t world = 1; world <= 12; world++) {
+            for (uint32_t ep = 1; ep <= world; ep++) {
+                uint32_t width[30] = {0};
+                for (uint32_t r = 0; world % ep == 0 && r < world; r++) {
+                    const struct kg_deal deal = {r, world, ep, 1};
+                    assert_int_equal(kg_model_split(&c, &deal, &s, &local, &err), KG_OK);
+                    assert_true(s.experts >= 1 && local.expert_inter >= 32);
+                    assert_true(s.latent0 + s.latent <= c.latent);
+                    for (uint32_t e = 0; e < c.n_experts; e++)
+                        width[e] += width_of(&s, &local, &c, e);
+                }
+                for (uint32_t e = 0; world % ep == 0 && e < c.n_experts; e++)
+                    assert_int_equal(width[e], 128);
+            }
+        }
+    }
+}
+
+static void config_a_deal_that_cannot_be_is_refused_with_its_numbers(void **state)
+{
+    static const struct {
+        struct kg_deal deal;
+        uint32_t experts;
+        const char *says;
+    } cases[] = {
+        {{0, 4, 3, 0}, 8, "[parallel] ep = 3 does not divide tp = 4"},
+        {{0, 4, 3, 1}, 8, "[parallel] ep = 3 does not divide tp = 4"},
+        {{0, 2, 2, 0}, 0, "[parallel] ep = 2: the model has no experts"},
+        {{0, 4, 4, 0}, 3, "tp = 4, ep = 4: experts 3 in blocks of 1 leaves rank 3 without work"},
+        {{3, 4, 4, 0}, 6, "tp = 4, ep = 4: experts 6 in blocks of 2 leaves rank 3 without work"},
+        {{0, 8, 1, 0}, 8, "allow_idle_rank = yes lets it be"},
+    };
+    struct kg_model_config c, local;
+    struct kg_split s;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct kg_error err = {0};
+        assert_int_equal(parse(k3, NULL, &c, &err), KG_OK);
+        c.kda_heads = c.mla_heads = 4;
+        c.n_experts = cases[i].experts;
+        assert_int_equal(kg_model_split(&c, &cases[i].deal, &s, &local, &err), KG_ECONFIG);
+        if (strstr(err.text, cases[i].says) == NULL)
+            fail_msg("%s", err.text);
+    }
 }
 
 int main(void)
@@ -308,6 +376,8 @@ int main(void)
         cmocka_unit_test(config_no_prefix_of_the_file_is_accepted),
         cmocka_unit_test(config_missing_folder_is_named),
         cmocka_unit_test(config_every_rank_has_a_part_or_the_split_is_refused),
+        cmocka_unit_test(config_every_row_of_every_expert_is_dealt_once),
+        cmocka_unit_test(config_a_deal_that_cannot_be_is_refused_with_its_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
