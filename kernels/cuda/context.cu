@@ -259,6 +259,7 @@ extern "C" int kg_cuda_open(const struct kg_cuda_args *args, struct kg_cuda **cu
         return kg_fail(err, KG_ENOMEM, "no memory for a CUDA context");
     c->device = int(args->device);
     c->op = "open";
+    (void)cudaGetLastError(); /* of somebody else's call */
     cudaError_t e = cudaSetDevice(c->device);
     if (e == cudaSuccess)
         e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
@@ -271,6 +272,7 @@ extern "C" int kg_cuda_open(const struct kg_cuda_args *args, struct kg_cuda **cu
         rc = open_parts(c, args, err);
     if (rc < 0) {
         kg_cuda_close(c);
+        (void)cudaGetLastError();
         return rc;
     }
     *cuda = c;

@@ -75,8 +75,9 @@ void kg_cuda_download(struct kg_cuda *cuda, void *host, const void *device, uint
 void kg_cuda_copy(struct kg_cuda *cuda, void *dst, const void *src, uint64_t bytes);
 void kg_cuda_fill(struct kg_cuda *cuda, void *p, uint8_t byte, uint64_t bytes);
 
-/* Waits for everything queued. KG_EDEVICE with the first error since open and the operation it
- * was seen in; the context is of no use then. */
+/* Waits for everything queued. The first error since open with the operation it was seen in:
+ * KG_EDEVICE, KG_ELIMIT for lists longer than stage_bytes, KG_EINVAL for arguments or steps
+ * against the rules here. The context is of no use then. Not between begin and end. */
 KG_CHECKED int kg_cuda_sync(struct kg_cuda *cuda, struct kg_error *err);
 
 /*
@@ -86,13 +87,15 @@ KG_CHECKED int kg_cuda_sync(struct kg_cuda *cuda, struct kg_error *err);
  * runs the recording. So two passes of one key must call the same operations with the same
  * shapes and the same device pointers, and differ in contents of device memory and of lists
  * only. key 0: neither; operations run as they are called. With n_graphs recordings the one used
- * longest ago goes. Launch shapes that follow from a context length are taken for the length
- * rounded up to `context` of begin.
+ * longest ago goes. Between begin and end nothing may wait; uploads are lists too, so they are
+ * bounded by stage_bytes, and downloads go to the same page-locked address each time. Launch shapes
+ * that follow from a context length are taken for the length rounded up to `context` of begin.
  */
 void kg_cuda_begin(struct kg_cuda *cuda, uint64_t key, uint32_t context);
 void kg_cuda_end(struct kg_cuda *cuda);
 
-/* Nanoseconds between two moments of the stream; for step times. Marks 0..7. time: after a sync. */
+/* Nanoseconds between two moments of the stream; for step times. Marks 0..7. time: after a sync;
+ * 0 when a mark was never set. */
 void kg_cuda_mark(struct kg_cuda *cuda, uint32_t mark);
 uint64_t kg_cuda_time_ns(struct kg_cuda *cuda, uint32_t from, uint32_t to);
 

@@ -48,7 +48,9 @@ struct thread {
     uint64_t value, result;
 };
 
-extern thread_local struct thread *self;
+/* __thread and this model: one load, not a call, at each use of threadIdx */
+#define KG_EMU_TLS __thread __attribute__((tls_model("initial-exec")))
+extern KG_EMU_TLS struct thread *self;
 
 enum op {
     OP_SYNC,

@@ -41,7 +41,7 @@ enum state : uint32_t {
     ENDED,
 };
 
-thread_local struct thread *self;
+KG_EMU_TLS struct thread *self;
 
 /* ---- switching ---------------------------------------------------------------------------- */
 
@@ -102,7 +102,7 @@ struct runner {
 };
 
 static thread_local std::unique_ptr<runner> owned;
-static thread_local runner *runners; /* the same, without the cost of a look at `owned` */
+static KG_EMU_TLS runner *runners; /* the same, without the cost of a look at `owned` */
 
 static runner *mine()
 {
