@@ -1,7 +1,10 @@
 /*
  * What every comm plugin must do, checked against sums and copies computed here, serially.
- * usage: comm_test PLUGIN WORLD     PLUGIN as in [plugins] comm: "self" or a path
+ * usage: comm_test PLUGIN WORLD [KEY=VALUE...]
+ *
+ * PLUGIN as in [plugins] comm: "self" or a path; KEY=VALUE: options of it.
  */
+#include "conf.h"
 #include "plugin.h"
 #include "rig.h"
 
@@ -410,13 +413,19 @@ int main(int argc, char **argv)
     struct kg_plugin_ref ref;
     struct kg_error err = {0};
 
-    if (argc != 3 || kg_plugin_load("", KG_KIND_COMM, argv[1], &ref, &err) != KG_OK) {
-        (void)fprintf(stderr, "usage: comm_test PLUGIN WORLD: %s\n", err.text);
+    if (argc < 3 || kg_plugin_load("", KG_KIND_COMM, argv[1], &ref, &err) != KG_OK) {
+        (void)fprintf(stderr, "usage: comm_test PLUGIN WORLD [KEY=VALUE...]: %s\n", err.text);
         return 2;
     }
-    rig = (struct rig){ref.plugin, (uint32_t)strtoul(argv[2], NULL, 10), 20 * KG_NS_PER_S};
-    if (rig.world < 1 || rig.world > RIG_WORLD)
+    rig = (struct rig){.plugin = ref.plugin,
+                       .world = (uint32_t)strtoul(argv[2], NULL, 10),
+                       .timeout_ns = 20 * KG_NS_PER_S};
+    if (argc > 3)
+        rig.conf = comm_conf(ref.plugin, argv + 3, argc - 3, &err);
+    if (rig.world < 1 || rig.world > RIG_WORLD || (argc > 3 && rig.conf == NULL)) {
+        (void)fprintf(stderr, "comm_test: %s\n", err.text);
         return 2;
+    }
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     if (rig.world > 1) /* a dead rank is noticed by another */
         rc += cmocka_run_group_tests(of_several, NULL, NULL);

@@ -1,5 +1,6 @@
 #include "rig.h"
 
+#include "base/clock.h"
 #include "host.h"
 
 #include <pthread.h>
@@ -15,7 +16,7 @@ struct board {
     pthread_cond_t change;
     uint32_t world, waiting;
     uint64_t round;
-    unsigned char bytes[RIG_WORLD][64];
+    unsigned char bytes[RIG_WORLD][4096];
     int fds[RIG_WORLD][RIG_WORLD]; /* [from][to], -1 empty */
 };
 
@@ -24,13 +25,22 @@ struct seat {
     uint32_t rank;
 };
 
-static int board_wait(struct board *b, uint64_t deadline_ns)
+static struct timespec end_of(uint64_t deadline_ns)
 {
     struct timespec end;
-    uint64_t round = b->round;
 
     (void)clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_sec += (time_t)(deadline_ns / KG_NS_PER_S);
+    uint64_t ns = (uint64_t)end.tv_nsec + deadline_ns;
+    end.tv_sec += (time_t)(ns / KG_NS_PER_S);
+    end.tv_nsec = (long)(ns % KG_NS_PER_S);
+    return end;
+}
+
+static int board_wait(struct board *b, uint64_t deadline_ns)
+{
+    struct timespec end = end_of(deadline_ns);
+    uint64_t round = b->round;
+
     if (++b->waiting == b->world) {
         b->waiting = 0;
         b->round++;
@@ -88,11 +98,9 @@ static int board_recv_fd(void *ctx, uint32_t from, int *fd, uint64_t deadline_ns
 {
     struct seat *s = ctx;
     struct board *b = s->board;
-    struct timespec end;
+    struct timespec end = end_of(deadline_ns);
     int rc = KG_OK;
 
-    (void)clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_sec += (time_t)(deadline_ns / KG_NS_PER_S);
     (void)pthread_mutex_lock(&b->lock);
     while (rc == KG_OK && b->fds[from][s->rank] < 0) {
         if (pthread_cond_timedwait(&b->change, &b->lock, &end) != 0)
@@ -134,11 +142,18 @@ static void work(struct worker *w, struct kg_instance *host)
                                       .boot = w->r.world > 1 ? &boot : NULL,
                                       .symm_bytes = RIG_SYMM,
                                       .n_channels = RIG_CHANNELS,
+                                      .device = w->r.rank,
                                       .timeout_ns = w->rig->timeout_ns};
     struct kg_error err = {0};
 
-    if (w->r.ops->open(&host->host, NULL, &args, &w->r.comm, &err) != KG_OK) {
-        rig_fault(&w->r, __LINE__, err.text);
+    int rc = w->r.ops->open(&host->host, w->rig->conf, &args, &w->r.comm, &err);
+    if (rc != KG_OK) {
+        if (w->rig->refused != NULL)
+            w->rig->refused(&w->r, rc, &err);
+        else
+            rig_fault(&w->r, __LINE__, err.text);
+        if (kg_instance_bytes(host) != 0)
+            rig_fault(&w->r, __LINE__, "memory left behind at a failed open");
         return;
     }
     w->run(&w->r);
@@ -154,6 +169,8 @@ static void *enter(void *arg)
     struct kg_clock clock = kg_clock_monotonic();
     struct kg_instance *host;
 
+    if (w->rig->absent == w->r.rank + 1)
+        return NULL;
     if (kg_instance_create(w->rig->plugin, NULL, &clock, 1, &host) != KG_OK) {
         rig_fault(&w->r, __LINE__, "no host services");
         return NULL;

@@ -33,6 +33,10 @@ struct rig {
     const struct kg_plugin *plugin;
     uint32_t world;
     uint64_t timeout_ns; /* of a collective */
+    const void *conf;    /* the plugin's options, or NULL for its own defaults */
+    /* What is wanted of a rank that cannot be opened; NULL: that is a fault. */
+    void (*refused)(struct rank *r, int rc, const struct kg_error *err);
+    uint32_t absent; /* 1 + a rank that never comes; 0: all come */
 };
 
 /* Opens every rank, runs the case on each, closes; false with *fault (300 bytes) when one failed.

@@ -7,13 +7,12 @@
  *
  * Threads share one mapping, so that a race detector sees both sides; processes are what serves.
  */
+#include "conf.h"
 #include "plugin.h"
 #include "storm.h"
 
-#include "base/arena.h"
 #include "base/clock.h"
 #include "host.h"
-#include "opt.h"
 #include "ranks/group.h"
 
 #include "../../../plugins/comm-symmem/symmem.h"
@@ -102,6 +101,7 @@ static int be_rank(struct kg_boot *boot, void *arg)
                                       .boot = &boot->ops,
                                       .symm_bytes = STORM_SYMM,
                                       .n_channels = STORM_CHANNELS,
+                                      .device = boot->rank,
                                       .timeout_ns = fix.timeout_ns};
     struct kg_error err = {0};
 
@@ -247,41 +247,27 @@ static void test_a_stopped_rank_is_an_error_after_the_time_out(void **state)
 
 static int prepare(int argc, char **argv)
 {
-    static struct kg_arena strings;
     struct kg_plugin_ref ref;
     struct kg_error err = {0};
 
     if (argc < 4 || kg_plugin_load("", KG_KIND_COMM, argv[1], &ref, &err) != KG_OK)
         return 0;
-    kg_arena_init(&strings, 4096, 1 << 20);
     fix.plugin = ref.plugin;
     fix.world = (uint32_t)strtoul(argv[2], NULL, 10);
     fix.threads = strcmp(argv[3], "threads") == 0;
-    fix.conf = calloc(1, ref.plugin->conf_size + 1);
-    if (fix.world < 1 || fix.world > KG_BOOT_MAX_WORLD || fix.conf == NULL ||
-        (ref.plugin->opts != NULL &&
-         kg_opt_defaults(ref.plugin->opts, fix.conf, &strings, &err) != KG_OK))
-        return 0;
     for (int i = 4; i < argc; i++) {
-        char *value = strchr(argv[i], '=');
         fix.far |= strcmp(argv[i], "far") == 0;
         fix.lanes |= strcmp(argv[i], "lanes") == 0;
-        if (strcmp(argv[i], "far") == 0 || strcmp(argv[i], "lanes") == 0)
-            continue;
-        if (value == NULL)
-            return 0;
-        *value++ = '\0';
-        const struct kg_opt *row = kg_opt_find(ref.plugin->opts, argv[i]);
-        if (row == NULL || kg_opt_parse(row, value, fix.conf, &strings, &err) != KG_OK)
-            return 0;
     }
+    fix.conf = comm_conf(ref.plugin, argv + 4, argc - 4, &err);
     fix.said = mmap(NULL, sizeof(*fix.said) * KG_BOOT_MAX_WORLD, PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     fix.victim = fix.late = -1;
     fix.timeout_ns = 60 * KG_NS_PER_S;
     fix.seed = 7;
     fix.calls = getenv("KEDGE_FULL") != NULL ? 100000 : 1500;
-    return fix.said != MAP_FAILED;
+    return fix.world >= 1 && fix.world <= KG_BOOT_MAX_WORLD && fix.conf != NULL &&
+           fix.said != MAP_FAILED;
 }
 
 int main(int argc, char **argv)
