@@ -224,6 +224,12 @@ static void check_ranks(struct kg_config *c)
     if (comm != NULL && strcmp(comm->name, "self") == 0)
         kg_config_blame(
             c, where, "[parallel] tp = %u: [plugins] comm = self serves one rank; try symmem", tp);
+    if (comm != NULL && (comm->caps & KG_COMM_CAP_HOST) == 0 && exec != NULL &&
+        strcmp(exec->name, "cuda") != 0)
+        kg_config_blame(c, where_of(c, "plugins", "comm"),
+                        "[plugins] comm = %s works on device memory, exec-%s computes on the host; "
+                        "try symmem",
+                        comm->name, exec->name);
     if (c->choices[KG_KIND_TIER].ref.plugin != NULL)
         kg_config_blame(c, where_of(c, "plugins", "tier"),
                         "[plugins] tier with [parallel] tp = %u: units of other ranks cannot be "

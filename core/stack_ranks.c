@@ -28,6 +28,7 @@ static int open_comm(struct kg_stack *s, struct kg_boot *boot, struct kg_comm **
                                       .boot = &boot->ops,
                                       .symm_bytes = s->conf->symm_bytes,
                                       .n_channels = CHANNELS,
+                                      .device = boot->rank,
                                       .timeout_ns = s->conf->rank_timeout_ms * KG_NS_PER_MS};
 
     return ops->open(&s->hosts[KG_KIND_COMM]->host, c->conf, &args, comm, err);

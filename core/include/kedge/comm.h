@@ -56,7 +56,9 @@ struct kg_comm_open {
     uint64_t timeout_ns;             /* a collective that takes longer is an error */
 };
 
-/* A collective: `count` elements of `dtype` per rank. `stream` is a device stream or NULL. */
+/* A collective: `count` elements of `dtype` per rank. `stream` is a device stream or NULL:
+ * with one the call returns when it is enqueued there, and what goes wrong later is told by poll();
+ * without, it returns with the result. */
 struct kg_coll {
     uint32_t channel; /* < n_channels; calls of one channel are ordered */
     uint32_t dtype;   /* enum kg_dtype */
@@ -91,7 +93,8 @@ struct kg_comm_ops {
     /* Collectives: KG_EINVAL for a field that cannot be (channel, dtype, buffers, not sealed),
      * KG_EDEVICE when a rank is lost or the group was aborted. */
 
-    /* out[i] = sum over ranks of in[i]. F32 and BF16 (summed in F32). */
+    /* out[i] = sum over ranks of in[i]. F32 and BF16 (with FIXED_ORDER summed in F32, rounded
+     * once). */
     int (*all_reduce)(struct kg_comm *comm, const struct kg_coll *c);
     /* in: world*count elements; out: count elements, this rank's block of the sum. */
     int (*reduce_scatter)(struct kg_comm *comm, const struct kg_coll *c);

@@ -170,6 +170,15 @@ def a_refused_plugin_is_never_replaced_by_another():
 
 
 @case
+def collectives_of_device_memory_are_refused_to_a_backend_of_the_host():
+    if "comm   nccl" not in run("plugins").stdout:
+        return  # built without the toolkit
+    r = run("check", *NULL, "--set", "parallel.tp=2", "--set", "plugins.comm=nccl")
+    equal(r.returncode, 2)
+    assert "comm = nccl works on device memory, exec-null computes on the host" in r.stderr, r.stderr
+
+
+@case
 def the_reference_in_the_readme_is_the_rows():
     r = subprocess.run([os.path.join(ROOT, "scripts/config-reference"), "--check", KEDGE,
                         os.path.join(ROOT, "README.md")], capture_output=True, text=True)
