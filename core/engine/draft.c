@@ -289,7 +289,7 @@ void kg_draft_observe(struct kg_engine *e, uint64_t step_ns)
         flush(&e->arms[k], n > 1 ? 0 : step_ns);
         e->arms[k].cap = 0;
     }
-    most = e->block > 0 ? kg_window_step(e) : 0;
+    most = kg_window_step(e); /* without drafts too: what was counted on the way is counted */
     for (uint32_t k = 0; k < e->n_arms; k++) {
         struct kg_arm *a = &e->arms[k];
         if (a->block > 0) {

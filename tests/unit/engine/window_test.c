@@ -308,6 +308,58 @@ static void more_tenants_than_places_each_keep_their_own_rule(void **state)
     close_eight(&r);
 }
 
+/* From the next step on. What it replaces is closed; its host stays with `part`. */
+static void draft_with(struct rig *r, struct rig_part *part, const char *spec, const char *opts)
+{
+    const struct kg_plugin *p = rig_find(KG_KIND_SPEC, spec);
+    struct kg_engine_swap swap = {0};
+    struct kg_error err;
+
+    assert_non_null(p);
+    rig_part_open(part, p, opts, 1);
+    const struct kg_spec_ops *ops = p->ops;
+    swap.spec_ops = ops;
+    swap.spec_caps = p->caps;
+    assert_int_equal(ops->open(&part->host, part->conf, 16, 6, &swap.spec, &err), KG_OK);
+    struct kg_spec *given = swap.spec;
+    assert_int_equal(kg_engine_swap(r->engine, &swap, &err), KG_OK);
+    assert_true(rig_step(r) >= 0);
+    swap.spec_ops->close(swap.spec); /* the old one came back */
+    r->parts.spec_ops = ops;
+    r->parts.spec = given;
+}
+
+static void who_came_and_went_without_drafting_is_not_asked_about_later(void **state)
+{
+    (void)state;
+    struct windows w = {.words = {['t'] = {KG_WINDOW_CAP, 1}}};
+    struct kg_engine_test test;
+    struct rig_part off = {0}, on = {0};
+    struct rig r;
+    char name[8];
+
+    open_eight(&r, &w, "fake-host", "block=6", &test);
+    rig_run(&r, 1000);
+    draft_with(&r, &off, "off", NULL);
+    for (uint32_t id = 9; id < 600; id++) {
+        (void)snprintf(name, sizeof(name), "t%u", id);
+        while (r.n_open >= 40) {
+            rig_step(&r);
+        }
+        submit_as(&r, id, name);
+    }
+    rig_run(&r, 10000);
+    w.n_asked = 0;
+    draft_with(&r, &on, "fake-host", "block=6");
+    submit_as(&r, 600, "last");
+    rig_run(&r, 1000);
+    assert_string_equal(w.last_tenant, "last");
+    assert_true(w.n_asked > 0 && w.n_asked <= r.outs[600].n_output);
+    close_eight(&r);
+    rig_part_closed(&off);
+    rig_part_closed(&on);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -320,6 +372,7 @@ int main(void)
         cmocka_unit_test(a_class_is_asked_about_when_something_changed_and_not_before),
         cmocka_unit_test(the_view_names_the_class_and_counts_its_own_drafts),
         cmocka_unit_test(more_tenants_than_places_each_keep_their_own_rule),
+        cmocka_unit_test(who_came_and_went_without_drafting_is_not_asked_about_later),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
