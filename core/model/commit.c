@@ -1,7 +1,5 @@
 #include "model/forward.h"
 
-#include <string.h>
-
 /*
  * A verified row leaves the state alone. Replay keeps, per KDA layer, what the update of the row
  * was made of and applies the accepted rows later with the kernels of plain decoding; snapshots
@@ -59,11 +57,12 @@ static void restore_kda(struct kg_model *m, uint32_t part, const struct kg_forwa
     for (uint32_t i = 0; i < f->n_seqs; i++) {
         const struct kg_forward_seq *c = &f->seqs[i];
         for (uint32_t j = 0; j < c->n_orders; j++)
-            memcpy(kg_model_state_part(m, f->units, c->orders[j].unit, part),
-                   kg_model_snapshot(m, part, c->row0 + c->orders[j].position - c->past - 1),
-                   m->sizes.state_part_bytes);
-        memcpy(kg_model_state_part(m, f->units, c->state, part),
-               kg_model_snapshot(m, part, c->row0 + c->n_rows - 1), m->sizes.state_part_bytes);
+            kg_model_copy(m, kg_model_state_part(m, f->units, c->orders[j].unit, part),
+                          kg_model_snapshot(m, part, c->row0 + c->orders[j].position - c->past - 1),
+                          m->sizes.state_part_bytes);
+        kg_model_copy(m, kg_model_state_part(m, f->units, c->state, part),
+                      kg_model_snapshot(m, part, c->row0 + c->n_rows - 1),
+                      m->sizes.state_part_bytes);
     }
 }
 

@@ -1,7 +1,5 @@
 #include "model/forward.h"
 
-#include <string.h>
-
 /*
  * streams[0 .. n_blocks-1] are finished blocks, streams[n_blocks] is the running vector. Plain
  * residuals have no blocks.
@@ -78,9 +76,9 @@ static void keep_features(struct kg_model *m, uint32_t stream, uint32_t layer, c
         return;
     while (i < d->n_taps && d->taps[i] != layer)
         i++;
-    for (uint32_t r = 0; i < d->n_taps && r < rows; r++)
-        memcpy(m->s.features + ((size_t)r * d->n_taps + i) * width, h + r * width,
-               width * sizeof(*h));
+    if (i < d->n_taps)
+        m->k->copy(m->team, m->s.features + i * width, d->n_taps * width * sizeof(*h), h,
+                   width * sizeof(*h), width * sizeof(*h), rows);
 }
 
 static void forward_attention(struct kg_model *m, uint32_t l, const struct kg_forward *f,

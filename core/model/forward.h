@@ -155,6 +155,18 @@ void kg_model_head(struct kg_model *m, const float *hidden, float *out, uint32_t
 KG_CHECKED int kg_model_join(struct kg_model *m, const struct kg_model_args *args,
                              struct kg_error *err);
 
+/* One run of bytes; see copy of the table. */
+#define KG_COPY_BYTES 16384u
+static inline void kg_model_copy(const struct kg_model *m, void *dst, const void *src,
+                                 uint64_t bytes)
+{
+    uint64_t whole = bytes / KG_COPY_BYTES, at = whole * KG_COPY_BYTES;
+
+    m->k->copy(m->team, dst, KG_COPY_BYTES, src, KG_COPY_BYTES, KG_COPY_BYTES, (uint32_t)whole);
+    if (at < bytes)
+        m->k->copy(m->team, (uint8_t *)dst + at, 0, (const uint8_t *)src + at, 0, bytes - at, 1);
+}
+
 /* Sublayers: m->s.normed -> out (rows, hidden), which may not be normed. */
 void kg_forward_kda(struct kg_model *m, uint32_t layer, const struct kg_forward *f, float *out);
 void kg_forward_mla(struct kg_model *m, uint32_t layer, const struct kg_forward *f, float *out);

@@ -1,7 +1,6 @@
 #include "model/forward.h"
 
 #include <math.h>
-#include <string.h>
 
 /*
  * A checkpoint order cuts a sequence's rows into segments. Segment j begins where segment j - 1
@@ -153,24 +152,44 @@ static void compute(struct kg_model *m, const struct kg_w_layer *w, const struct
     recur(m, w, f, m->k->kda, &args);
 }
 
+/* Neighbours that are verified: `n` rows from `row` on, recorded from `at` on. */
+struct run {
+    size_t row, at;
+    uint32_t n;
+};
+
+/* The run that begins with sequence i; returns the sequence behind it. */
+static uint32_t run_of(const struct kg_model *m, const struct kg_forward *f, uint32_t i,
+                       struct run *run)
+{
+    *run = (struct run){f->seqs[i].row0, m->s.records[i], 0};
+    while (i < f->n_seqs && f->seqs[i].verify && f->seqs[i].row0 == run->row + run->n)
+        run->n += f->seqs[i++].n_rows;
+    return i;
+}
+
 /* Keeps what replay needs of the verified rows: the values the update was made with, so that
  * nothing is computed a second time in another way. */
 static void record(const struct kg_model *m, const struct kg_w_layer *w, const struct kg_forward *f)
 {
-    size_t width = kg_kda_width(m->c);
+    size_t width = kg_kda_width(m->c), bytes = width * sizeof(float);
     struct kg_records to = kg_model_records(m, w->index);
+    struct run g;
 
-    for (uint32_t i = 0; i < f->n_seqs; i++) {
-        const struct kg_forward_seq *seq = &f->seqs[i];
-        size_t row = seq->row0, at = m->s.records[i], n = seq->n_rows * width;
-        if (!seq->verify)
+    for (uint32_t i = 0; i < f->n_seqs;) {
+        if (!f->seqs[i].verify) {
+            i++;
             continue;
-        memcpy(to.raw + at * 3 * width, m->s.kda.raw + row * 3 * width, 3 * n * sizeof(float));
-        memcpy(to.alpha + at * width, m->s.kda.f + row * width, n * sizeof(float));
-        memcpy(to.u + at * width, m->s.kda.u + row * width, n * sizeof(float));
-        for (size_t j = 0; j < seq->n_rows; j++)
-            memcpy(to.k + (at + j) * width, m->s.kda.conv + (row + j) * 3 * width + width,
-                   width * sizeof(float));
+        }
+        i = run_of(m, f, i, &g);
+        m->k->copy(m->team, to.raw + g.at * 3 * width, 3 * bytes, m->s.kda.raw + g.row * 3 * width,
+                   3 * bytes, 3 * bytes, g.n);
+        m->k->copy(m->team, to.alpha + g.at * width, bytes, m->s.kda.f + g.row * width, bytes,
+                   bytes, g.n);
+        m->k->copy(m->team, to.u + g.at * width, bytes, m->s.kda.u + g.row * width, bytes, bytes,
+                   g.n);
+        m->k->copy(m->team, to.k + g.at * width, bytes, m->s.kda.conv + g.row * 3 * width + width,
+                   3 * bytes, bytes, g.n);
     }
 }
 
@@ -185,9 +204,9 @@ static void finish_orders(struct kg_model *m, const struct kg_w_layer *w,
             continue;
         last = &seq->orders[seq->n_orders - 1];
         if (last->position == seq->past + seq->n_rows)
-            memcpy(kg_model_state_part(m, f->units, seq->state, w->index),
-                   kg_model_state_part(m, f->units, last->unit, w->index),
-                   m->sizes.state_part_bytes);
+            kg_model_copy(m, kg_model_state_part(m, f->units, seq->state, w->index),
+                          kg_model_state_part(m, f->units, last->unit, w->index),
+                          m->sizes.state_part_bytes);
     }
 }
 

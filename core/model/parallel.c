@@ -1,8 +1,6 @@
 /* One model on several ranks: where they meet. */
 #include "model/forward.h"
 
-#include <string.h>
-
 int kg_model_join(struct kg_model *m, const struct kg_model_args *args, struct kg_error *err)
 {
     uint64_t width = m->c->latent > m->c->hidden ? m->c->latent : m->c->hidden;
@@ -41,7 +39,7 @@ void kg_model_reduce(struct kg_model *m, float *out, uint32_t width, uint32_t ro
     if (m->comm_ops == NULL || m->lost != KG_OK)
         return;
     m->lost = m->comm_ops->all_reduce(m->comm, &c);
-    memcpy(out, m->part, c.count * sizeof(float));
+    kg_model_copy(m, out, m->part, c.count * sizeof(float));
 }
 
 /* Logits of `rows` rows, few enough for the symmetric memory. */
@@ -60,9 +58,9 @@ static void head_piece(struct kg_model *m, const float *hidden, float *out, uint
         if (first >= m->c->vocab)
             break; /* padding only from here on */
         uint32_t n = m->c->vocab - first < s->vocab ? m->c->vocab - first : s->vocab;
-        for (uint32_t r = 0; r < rows; r++)
-            memcpy(out + (size_t)r * m->c->vocab + first,
-                   m->vocabs + ((size_t)p * rows + r) * s->vocab, n * sizeof(float));
+        m->k->copy(m->team, out + first, m->c->vocab * sizeof(float),
+                   m->vocabs + (size_t)p * rows * s->vocab, s->vocab * sizeof(float),
+                   n * sizeof(float), rows);
     }
 }
 
