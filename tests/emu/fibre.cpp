@@ -20,6 +20,7 @@
 #define KG_EMU_ASAN 1
 #endif
 #ifdef KG_EMU_ASAN
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -95,7 +96,7 @@ struct runner {
     struct thread *ready[MAX_THREADS];
     uint32_t ready_head, n_ready, n_threads, started, ended, at_barrier;
     bool failed = false;
-    struct shared_memory shared;
+    shared_memory shared;
     const char *main_stack = nullptr; /* the sanitizer's */
     size_t main_stack_bytes = 0;
     ~runner();
@@ -128,6 +129,9 @@ static void fibre_reset(fibre *f)
     /* tops of stacks at different places of a page: else all of them share a few cache sets */
     size_t bytes = STACK_BYTES - f->colour;
 
+#ifdef KG_EMU_ASAN
+    __asan_unpoison_memory_region(low, STACK_BYTES); /* marks of frames that were left */
+#endif
 #if defined(__x86_64__)
     void **top = reinterpret_cast<void **>(low + bytes);
 

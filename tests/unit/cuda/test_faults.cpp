@@ -249,8 +249,9 @@ static __global__ void deep_kernel(uint32_t *out)
 {
     volatile char big[512 * 1024];
 
-    big[0] = 1;
-    out[0] = uint32_t(big[0]);
+    for (uint32_t i = 0; i < sizeof(big); i += 1000 + blockDim.x)
+        big[i] = 1;
+    out[0] = uint32_t(big[1001]);
 }
 
 /* ---- tests -------------------------------------------------------------------------------- */
