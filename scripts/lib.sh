@@ -27,6 +27,7 @@ LIST
 test_needs() {
     build_needs
     cat <<'LIST'
+g++|cc:g++|device code compiled for the host
 clang|cc:clang|second compiler, fuzzing
 libclang-rt-14-dev|f:/usr/lib/llvm-14/lib/clang/14*/lib/linux/libclang_rt.fuzzer-x86_64.a|fuzzing runtime
 python3|cc:/usr/bin/python3|test clients
@@ -86,11 +87,15 @@ install_missing() {
 }
 
 # build DIR [meson options...]: configures once, builds $build_targets (empty: everything); quiet
-# unless it fails.
+# unless it fails. The C++ compiler of the tests is the one that goes with $CC.
 build_targets=()
 build() {
     local dir=$1 log
     shift
+    if [ -n "${CC:-}" ] && [ -z "${CXX:-}" ]; then
+        local -x CXX=${CC/gcc/g++}
+        CXX=${CXX/%clang/clang++}
+    fi
     log=$(mktemp /tmp/kedge-build.XXXXXX)
     if [ ! -f "$dir/build.ninja" ]; then
         meson setup "$dir" "$@" >"$log" 2>&1 || {
