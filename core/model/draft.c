@@ -26,8 +26,8 @@ static void pack_all(struct kg_packer *p, struct kg_drafter *d, const struct kg_
     const struct kg_model_config *c = &d->c->net;
 
     p->at = 0;
-    d->layers = kg_pack_room(p, c->n_layers * sizeof(*d->layers));
-    d->rates = kg_pack_room(p, c->rope_dim / 2 * sizeof(*d->rates));
+    d->layers = kg_pack_list(p, c->n_layers * sizeof(*d->layers));
+    d->rates = kg_pack_list(p, c->rope_dim / 2 * sizeof(*d->rates));
     for (uint32_t l = 0; l < c->n_layers && p->rc == KG_OK; l++) {
         struct kg_w_draft_layer plan, *w = p->mem == NULL ? &plan : &d->layers[l];
         const struct kg_draft_ckpt_layer *t = &k->layers[l];

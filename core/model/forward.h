@@ -49,7 +49,8 @@ struct kg_w_layer {
     struct kg_w_moe moe;
 };
 
-/* Working memory, (max_rows, width) each unless said. Blocks of different phases of a layer share
+/* Working memory, (max_rows, width) each unless said; lists of sequences and products, records,
+ * commit and the array streams are in host memory. Blocks of different phases of a layer share
  * bytes: kda, mla and ffn are never alive together. */
 struct kg_scratch {
     float **streams; /* [n_streams] hidden: finished blocks and the running vector */
@@ -102,7 +103,8 @@ struct kg_records {
 struct kg_model {
     const struct kg_host *host;
     const struct kg_kernels *k;
-    struct kg_team *team;
+    struct kg_team *team, *pack_team;
+    const struct kg_memory *memory;  /* NULL: the host */
     const struct kg_model_config *c; /* the checkpoint's, or `local` */
     struct kg_model_config local;    /* sizes of this rank */
     struct kg_split split;
@@ -123,9 +125,11 @@ struct kg_model {
     float *norm;    /* [hidden] */
     float *out_mix; /* [hidden]; block residuals only */
     struct kg_scratch s;
-    uint8_t *weight_mem, *scratch_mem;
-    uint64_t scratch_bytes; /* of scratch_mem */
-    uint8_t *rewind_mem;    /* [KDA layers][max_verify]: records, or whole state parts */
+    uint8_t *weight_mem, *scratch_mem;     /* and rewind_mem: in `memory` */
+    uint64_t scratch_bytes;                /* of scratch_mem */
+    uint8_t *weight_lists, *scratch_lists; /* host; with `memory` only, else in the blocks above */
+    uint64_t weight_list_bytes, scratch_list_bytes;
+    uint8_t *rewind_mem; /* [KDA layers][max_verify]: records, or whole state parts */
 };
 
 /* Memory through the host, or libc without one. 64-byte aligned at least. */
@@ -134,6 +138,10 @@ void *kg_model_alloc(const struct kg_host *host, uint64_t bytes);
  * the system has them, so that a read does not stop for an address every 4 KiB. */
 void *kg_model_alloc_weights(const struct kg_host *host, uint64_t bytes);
 void kg_model_free(const struct kg_host *host, void *p, uint64_t bytes);
+
+/* Memory for numbers: on the device, if there is one. */
+void *kg_model_take(const struct kg_model *m, uint64_t bytes);
+void kg_model_give(const struct kg_model *m, void *p, uint64_t bytes);
 
 /* Packs every weight of the checkpoint: layers, lm_head, norm, out_mix, sizes.weight_bytes. */
 KG_CHECKED int kg_model_pack(struct kg_model *m, const struct kg_ckpt *ckpt, struct kg_error *err);

@@ -45,6 +45,21 @@ void kg_model_free(const struct kg_host *host, void *p, uint64_t bytes)
         free(p);
 }
 
+void *kg_model_take(const struct kg_model *m, uint64_t bytes)
+{
+    if (m->memory == NULL)
+        return kg_model_alloc(m->host, bytes);
+    return kg_memory_alloc(m->memory, m->host, bytes, KG_MODEL_ALIGN);
+}
+
+void kg_model_give(const struct kg_model *m, void *p, uint64_t bytes)
+{
+    if (m->memory == NULL)
+        kg_model_free(m->host, p, bytes);
+    else
+        kg_memory_free(m->memory, m->host, p, bytes);
+}
+
 static int check_config(const struct kg_model_config *c, struct kg_error *err)
 {
     if (c->n_kda_layers == 0 || c->n_mla_layers == 0)
@@ -101,6 +116,8 @@ int kg_model_open(const struct kg_model_args *args, struct kg_model **model, str
     m->host = args->host;
     m->k = args->kernels;
     m->team = args->team;
+    m->memory = args->memory;
+    m->pack_team = args->memory == NULL ? args->team : args->pack_team;
     m->c = &m->local;
     m->max_rows = args->max_rows;
     m->max_seqs = args->max_seqs;
@@ -140,9 +157,11 @@ void kg_model_close(struct kg_model *m)
 {
     if (m == NULL)
         return;
-    kg_model_free(m->host, m->rewind_mem, m->sizes.rewind_bytes);
-    kg_model_free(m->host, m->scratch_mem, m->scratch_bytes);
-    kg_model_free(m->host, m->weight_mem, m->sizes.weight_bytes);
+    kg_model_give(m, m->rewind_mem, m->sizes.rewind_bytes);
+    kg_model_give(m, m->scratch_mem, m->scratch_bytes);
+    kg_model_give(m, m->weight_mem, m->sizes.weight_bytes);
+    kg_model_free(m->host, m->scratch_lists, m->scratch_list_bytes);
+    kg_model_free(m->host, m->weight_lists, m->weight_list_bytes);
     kg_model_free(m->host, m->layers, m->c->n_layers * sizeof(*m->layers));
     kg_model_free(m->host, m, sizeof(*m));
 }

@@ -19,6 +19,7 @@
 #include "kernels/kernels.h"
 #include "model/checkpoint.h"
 #include "model/draft_config.h"
+#include "model/memory.h"
 
 #include <kedge/exec.h>
 
@@ -43,13 +44,17 @@ struct kg_model; /* packed weights and the working memory of one forward pass */
 struct kg_model_args {
     const struct kg_host *host;       /* memory; NULL takes it from libc */
     const struct kg_kernels *kernels; /* the table, which fixes the math */
-    struct kg_team *team;             /* may be NULL: one thread */
-    const struct kg_ckpt *ckpt;       /* must outlive the model: the embedding is read there */
-    uint32_t max_rows;                /* most rows of a pass, >= 1 */
-    uint32_t max_seqs;                /* most sequences of a pass, >= 1 */
-    uint32_t max_orders;              /* most checkpoint orders per sequence */
-    uint32_t max_verify;              /* most verified rows of a pass, all sequences; 0: none */
-    uint32_t rewind;                  /* enum kg_rewind */
+    struct kg_team *team;             /* of the table; may be NULL: one thread */
+    /* Where weights and working memory go; NULL: the host. On a device the weights are packed in
+     * host memory by `pack_team` (NULL: one thread), a part at a time, and sent there. */
+    const struct kg_memory *memory;
+    struct kg_team *pack_team;  /* read with `memory` only; else it is `team` */
+    const struct kg_ckpt *ckpt; /* must outlive the model: the embedding is read there */
+    uint32_t max_rows;          /* most rows of a pass, >= 1 */
+    uint32_t max_seqs;          /* most sequences of a pass, >= 1 */
+    uint32_t max_orders;        /* most checkpoint orders per sequence */
+    uint32_t max_verify;        /* most verified rows of a pass, all sequences; 0: none */
+    uint32_t rewind;            /* enum kg_rewind */
     /* a pass keeps the features this drafter reads; must outlive the model; NULL: none */
     const struct kg_draft_config *draft;
     /* This model is a rank of several, and meets the others through collectives, from which it
@@ -103,7 +108,8 @@ KG_CHECKED int kg_model_open(const struct kg_model_args *args, struct kg_model *
 void kg_model_close(struct kg_model *model); /* NULL is allowed */
 void kg_model_sizes(const struct kg_model *model, struct kg_model_sizes *sizes);
 
-/* Where units lie: the arena, the pool's layout and the tables virtual entry -> slot. */
+/* Where units lie: the arena, the pool's layout and the tables virtual entry -> slot. The arena and
+ * the table of pages are in the model's memory, the table of states is read on the host. */
 struct kg_model_units {
     uint8_t *arena; /* KG_MODEL_ALIGN-aligned */
     struct kg_pool_layout layout;
@@ -113,7 +119,8 @@ struct kg_model_units {
 /* Bytes of part `part` (0-based KDA layer number) of a state. */
 uint8_t *kg_model_state_part(const struct kg_model *model, const struct kg_model_units *units,
                              uint32_t state, uint32_t part);
-/* Bytes of the first record of MLA layer `index` (0-based among MLA layers) in a page. */
+/* Bytes of the first record of MLA layer `index` (0-based among MLA layers) in a page. Host memory
+ * only. */
 uint8_t *kg_model_page_block(const struct kg_model *model, const struct kg_model_units *units,
                              uint32_t page, uint32_t index);
 
@@ -121,7 +128,8 @@ uint8_t *kg_model_page_block(const struct kg_model *model, const struct kg_model
 struct kg_forward_seq {
     uint32_t row0, n_rows; /* n_rows >= 1 */
     uint32_t past;
-    const uint32_t *pages;         /* virtual ids, covering past + n_rows tokens */
+    const uint32_t *pages;         /* in the model's memory: virtual ids, covering past + n_rows
+                                      tokens */
     uint32_t state;                /* written: the state after the last row */
     uint32_t state_src;            /* read: KG_STATE_KEEP, KG_STATE_ZERO or a unit */
     const struct kg_order *orders; /* past < position <= past + n_rows, ascending */
@@ -136,14 +144,14 @@ struct kg_forward_seq {
  */
 struct kg_forward {
     const struct kg_model_units *units;
-    const uint32_t *tokens; /* [n_rows] */
+    const uint32_t *tokens; /* [n_rows], in the model's memory */
     const struct kg_forward_seq *seqs;
     const uint32_t *out_rows; /* [n_out], n_out <= max_rows */
     uint32_t n_rows, n_seqs, n_out, n_logits;
 };
 
-/* Computes. Writes pages, states and orders; allocates nothing and cannot fail, but for
- * kg_model_lost. */
+/* Computes, or queues it on a device. Writes pages, states and orders; allocates nothing and cannot
+ * fail, but for kg_model_lost. */
 void kg_model_forward(struct kg_model *model, const struct kg_forward *pass);
 /* 0, or what a collective answered once the group was lost: results since then are worthless. */
 int kg_model_lost(const struct kg_model *model);
@@ -157,8 +165,8 @@ const struct kg_model_config *kg_model_local(const struct kg_model *model);
  * logits stay valid. n_rows: [pass->n_seqs].
  */
 void kg_model_commit(struct kg_model *model, const struct kg_forward *pass, const uint32_t *n_rows);
-/* Results of the last pass, in the order of out_rows: after the final norm (n_out, hidden); and
- * (n_logits, vocab). Valid until the next pass. */
+/* Results of the last pass, in the model's memory and in the order of out_rows: after the final
+ * norm (n_out, hidden); and (n_logits, vocab). Valid until the next pass. */
 const float *kg_model_hidden(const struct kg_model *model);
 const float *kg_model_logits(const struct kg_model *model);
 /* Of each row of the last pass, the taps side by side: (n_rows, n_taps * hidden). Valid until the

@@ -5,13 +5,67 @@
 #define FILL_ROWS 256u  /* rows of one task; a multiple of 16, the packed block */
 #define FILL_COLS 1024u /* elements converted at a time */
 
+#define WINDOW_BYTES ((uint64_t)64 << 20) /* on the way to a device; more for a larger matrix */
+
+static uint64_t rounded(uint64_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+/* Sends what was written; the window begins at `at` of the block from now on. */
+static void send_window(struct kg_packer *p, uint64_t at)
+{
+    if (p->mem != NULL && at > p->window_at)
+        kg_memory_upload(p->memory, p->mem + p->window_at, p->window, at - p->window_at);
+    p->window_at = at;
+}
+
 void *kg_pack_room(struct kg_packer *p, uint64_t bytes)
 {
-    void *at = p->mem == NULL ? NULL : p->mem + p->at;
+    uint64_t at = p->at;
 
-    if (__builtin_add_overflow(p->at, (bytes + 63) / 64 * 64, &p->at))
+    if (__builtin_add_overflow(at, rounded(bytes), &p->at))
         p->rc = KG_ENOMEM;
+    p->largest = rounded(bytes) > p->largest ? rounded(bytes) : p->largest;
+    if (p->mem == NULL || p->rc < 0)
+        return NULL;
+    if (p->memory == NULL)
+        return p->mem + at;
+    if (p->at - p->window_at > p->window_bytes)
+        send_window(p, at);
+    return p->window + (at - p->window_at);
+}
+
+void *kg_pack_place(const struct kg_packer *p, void *room)
+{
+    if (p->memory == NULL || room == NULL)
+        return room;
+    return p->mem + p->window_at + ((uint8_t *)room - p->window);
+}
+
+void *kg_pack_list(struct kg_packer *p, uint64_t bytes)
+{
+    void *at = p->lists == NULL ? NULL : p->lists + p->lists_at;
+
+    if (p->memory == NULL)
+        return kg_pack_room(p, bytes);
+    p->lists_at += rounded(bytes);
     return at;
+}
+
+/* The bytes of a tensor as they are, straight from the checkpoint to a device. */
+static void *send_tensor(struct kg_packer *p, const void *data, uint64_t bytes)
+{
+    uint64_t at = p->at;
+
+    if (__builtin_add_overflow(at, rounded(bytes), &p->at))
+        p->rc = KG_ENOMEM;
+    if (p->mem == NULL || p->rc < 0)
+        return NULL;
+    send_window(p, at);
+    kg_memory_upload(p->memory, p->mem + at, data, bytes);
+    p->window_at = p->at;
+    return p->mem + at;
 }
 
 float *kg_pack_vector(struct kg_packer *p, const struct kg_tensor *t)
@@ -24,7 +78,7 @@ float *kg_pack_vector(struct kg_packer *p, const struct kg_tensor *t)
     v = kg_pack_room(p, n * sizeof(float));
     if (v != NULL)
         kg_tensor_load_f32(t, 0, n, v);
-    return v;
+    return kg_pack_place(p, v);
 }
 
 float *kg_pack_vector_part(struct kg_packer *p, const struct kg_tensor *t, uint32_t first,
@@ -42,7 +96,7 @@ float *kg_pack_vector_part(struct kg_packer *p, const struct kg_tensor *t, uint3
     memset(v, 0, n * sizeof(*v));
     if (real > 0)
         kg_tensor_load_f32(t, first, real, v);
-    return v;
+    return kg_pack_place(p, v);
 }
 
 /* A block of a tensor on its way to the beginning of a weight; the rest of the weight stays zero.
@@ -155,11 +209,13 @@ static void part_as(struct kg_packer *p, struct kg_weight *w, const struct kg_te
                         .cols = rest_of(t->cols, b->col0, b->in),
                         .rc = KG_OK};
 
-    if (t->data == NULL || !begin(p, w, type, b->out, b->in) || fill.rows == 0 || fill.cols == 0)
+    if (t->data == NULL || !begin(p, w, type, b->out, b->in))
         return;
-    kg_team_run(p->team, fill_task, &fill, (fill.rows + FILL_ROWS - 1) / FILL_ROWS);
+    if (fill.rows > 0 && fill.cols > 0)
+        kg_team_run(p->team, fill_task, &fill, (fill.rows + FILL_ROWS - 1) / FILL_ROWS);
     if (fill.rc < 0)
         p->rc = fill.rc;
+    w->data = kg_pack_place(p, w->data);
 }
 
 void kg_pack_part(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t,
@@ -221,16 +277,17 @@ static void kda(struct kg_packer *p, const struct kg_model_config *c, uint32_t h
     w->a_log = kg_pack_vector_part(p, &t->a_log, head0, c->kda_heads);
     w->dt_bias = kg_pack_vector_part(p, &t->dt_bias, first, width);
     w->o_norm = kg_pack_vector(p, &t->o_norm);
-    w->conv = kg_pack_room(p, (uint64_t)4 * 3 * width * sizeof(float));
-    if (w->conv == NULL)
+    float *taps = kg_pack_room(p, (uint64_t)4 * 3 * width * sizeof(float));
+    if (taps == NULL)
         return;
-    memset(w->conv, 0, (size_t)4 * 3 * width * sizeof(float));
+    w->conv = kg_pack_place(p, taps);
+    memset(taps, 0, (size_t)4 * 3 * width * sizeof(float));
     for (uint32_t part = 0; part < 3; part++) {
         for (uint32_t ch = 0; ch < real; ch++) {
-            float taps[4];
-            kg_tensor_load_f32(conv[part], (uint64_t)(first + ch) * 4, 4, taps);
+            float four[4];
+            kg_tensor_load_f32(conv[part], (uint64_t)(first + ch) * 4, 4, four);
             for (uint32_t i = 0; i < 4; i++)
-                w->conv[((size_t)i * 3 + part) * width + ch] = taps[i];
+                taps[((size_t)i * 3 + part) * width + ch] = four[i];
         }
     }
 }
@@ -243,11 +300,17 @@ static void kv_head(struct kg_packer *p, const struct kg_model_config *c, struct
     uint32_t type = dtype == KG_BF16 ? KG_W_BF16 : KG_W_F32;
     size_t k_bytes = (size_t)c->nope_dim * c->kv_lora * kg_dtype_bytes(dtype);
 
-    if (begin(p, k_up, type, c->kv_lora, c->nope_dim) && block != NULL)
-        p->rc = kg_weight_fill_t(k_up, 0, 0, c->kv_lora, c->nope_dim, dtype, block, c->kv_lora);
-    if (begin(p, v_up, type, c->v_dim, c->kv_lora) && block != NULL)
-        p->rc =
-            kg_weight_fill(v_up, 0, 0, c->v_dim, c->kv_lora, dtype, block + k_bytes, c->kv_lora);
+    if (begin(p, k_up, type, c->kv_lora, c->nope_dim)) {
+        if (block != NULL)
+            p->rc = kg_weight_fill_t(k_up, 0, 0, c->kv_lora, c->nope_dim, dtype, block, c->kv_lora);
+        k_up->data = kg_pack_place(p, k_up->data);
+    }
+    if (begin(p, v_up, type, c->v_dim, c->kv_lora)) {
+        if (block != NULL)
+            p->rc = kg_weight_fill(v_up, 0, 0, c->v_dim, c->kv_lora, dtype, block + k_bytes,
+                                   c->kv_lora);
+        v_up->data = kg_pack_place(p, v_up->data);
+    }
 }
 
 static void kv_heads(struct kg_packer *p, const struct kg_model_config *c, uint32_t head0,
@@ -294,8 +357,8 @@ void kg_pack_mla(struct kg_packer *p, const struct kg_model_config *c, uint32_t 
     pack_cols(p, &w->o, &t->o, head0 * c->v_dim, c->mla_heads * c->v_dim);
     w->q_a_norm = kg_pack_vector(p, &t->q_a_norm);
     w->kv_a_norm = kg_pack_vector(p, &t->kv_a_norm);
-    w->k_up = kg_pack_room(p, c->mla_heads * sizeof(struct kg_weight));
-    w->v_up = kg_pack_room(p, c->mla_heads * sizeof(struct kg_weight));
+    w->k_up = kg_pack_list(p, c->mla_heads * sizeof(struct kg_weight));
+    w->v_up = kg_pack_list(p, c->mla_heads * sizeof(struct kg_weight));
     kv_heads(p, c, head0, w, &t->kv_b);
 }
 
@@ -313,9 +376,9 @@ static void moe(struct kg_packer *p, const struct kg_model_config *c, const stru
     w->latent_norm = kg_pack_vector(p, &t->latent_norm);
     w->bias = kg_pack_vector(p, &t->bias);
     mlp_part(p, &w->shared, &t->shared, s->shared0, c->shared_inter);
-    w->gate = kg_pack_room(p, bytes);
-    w->up = kg_pack_room(p, bytes);
-    w->down = kg_pack_room(p, bytes);
+    w->gate = kg_pack_list(p, bytes);
+    w->up = kg_pack_list(p, bytes);
+    w->down = kg_pack_list(p, bytes);
     for (uint32_t e = 0; e < s->experts && p->rc == KG_OK; e++) {
         int real = p->mem != NULL, there = s->expert_id0 < c->n_experts;
         const struct kg_ckpt_mlp *from = &t->experts[there ? s->expert_id0 + e : 0];
@@ -330,12 +393,19 @@ static void moe(struct kg_packer *p, const struct kg_model_config *c, const stru
 static float *mix_score(struct kg_packer *p, const struct kg_tensor *norm,
                         const struct kg_tensor *proj)
 {
-    float *score = kg_pack_vector(p, norm);
-    float *factor = kg_pack_vector(p, proj);
+    float *score = kg_pack_room(p, (uint64_t)norm->cols * sizeof(float));
+    float factor[256];
 
-    for (uint32_t i = 0; score != NULL && factor != NULL && i < norm->cols; i++)
-        score[i] *= factor[i];
-    return score;
+    if (score == NULL)
+        return NULL;
+    kg_tensor_load_f32(norm, 0, norm->cols, score);
+    for (uint32_t i = 0, n; i < norm->cols; i += n) {
+        n = norm->cols - i < 256 ? norm->cols - i : 256;
+        kg_tensor_load_f32(proj, i, n, factor);
+        for (uint32_t j = 0; j < n; j++)
+            score[i + j] *= factor[j];
+    }
+    return kg_pack_place(p, score);
 }
 
 static void layer(struct kg_packer *p, const struct kg_model *m, uint32_t l,
@@ -359,12 +429,19 @@ static void layer(struct kg_packer *p, const struct kg_model *m, uint32_t l,
         mlp_part(p, &w->mlp, &t->mlp, m->split.dense0, m->c->dense_inter);
 }
 
-/* The embedding is read row by row where it lies, unless its dtype must be converted. */
+/* On the host the embedding is read row by row where it lies, unless its dtype must be converted.
+ */
 static void embedding(struct kg_packer *p, struct kg_model *m, const struct kg_ckpt *ckpt)
 {
-    m->embed = ckpt->embed;
-    if (ckpt->embed.dtype == KG_BF16 || ckpt->embed.dtype == KG_F32)
+    const struct kg_tensor *t = &ckpt->embed;
+
+    m->embed = *t;
+    if (t->dtype == KG_BF16 || t->dtype == KG_F32) {
+        if (p->memory != NULL)
+            m->embed.data =
+                send_tensor(p, t->data, (uint64_t)t->rows * t->cols * kg_dtype_bytes(t->dtype));
         return;
+    }
     m->embed.data = kg_pack_vector(p, &ckpt->embed);
     m->embed.dtype = KG_F32;
 }
@@ -381,9 +458,44 @@ static void pack_all(struct kg_packer *p, struct kg_model *m, const struct kg_ck
         m->out_mix = mix_score(p, &ckpt->out_res_norm, &ckpt->out_res_proj);
 }
 
+/* With a device: the window, and the block of lists. */
+static int take_host(struct kg_packer *p, struct kg_model *m, uint64_t total, struct kg_error *err)
+{
+    uint64_t window = total < WINDOW_BYTES ? total : WINDOW_BYTES;
+
+    p->window_bytes = p->largest > window ? p->largest : window;
+    m->weight_list_bytes = p->lists_at;
+    p->window = kg_model_alloc(p->host, p->window_bytes);
+    p->lists = m->weight_lists = kg_model_alloc(p->host, p->lists_at);
+    if (p->window == NULL || p->lists == NULL)
+        return kg_fail(err, KG_ENOMEM, "no host memory for %llu bytes of weights on their way",
+                       (unsigned long long)(p->window_bytes + p->lists_at));
+    memset(p->lists, 0, p->lists_at);
+    p->lists_at = 0;
+    return KG_OK;
+}
+
+static int pack_for_real(struct kg_packer *p, struct kg_model *m, const struct kg_ckpt *ckpt,
+                         struct kg_error *err)
+{
+    uint64_t total = p->at;
+    int rc = p->memory == NULL ? KG_OK : take_host(p, m, total, err);
+
+    if (rc < 0)
+        return rc;
+    p->mem = m->weight_mem;
+    pack_all(p, m, ckpt);
+    if (p->rc < 0)
+        return kg_fail(err, p->rc, "packing the weights failed");
+    if (p->memory == NULL)
+        return KG_OK;
+    send_window(p, p->at);
+    return kg_memory_sync(p->memory, err);
+}
+
 int kg_model_pack(struct kg_model *m, const struct kg_ckpt *ckpt, struct kg_error *err)
 {
-    struct kg_packer p = {.host = m->host, .team = m->team};
+    struct kg_packer p = {.host = m->host, .team = m->pack_team, .memory = m->memory};
     uint32_t n_kind[2] = {0, 0};
 
     for (uint32_t l = 0; l < m->c->n_layers; l++)
@@ -392,13 +504,12 @@ int kg_model_pack(struct kg_model *m, const struct kg_ckpt *ckpt, struct kg_erro
     if (p.rc < 0)
         return kg_fail(err, p.rc, "the weights of the checkpoint do not fit 64-bit sizes");
     m->sizes.weight_bytes = p.at;
-    m->weight_mem = kg_model_alloc_weights(m->host, p.at);
+    m->weight_mem =
+        m->memory == NULL ? kg_model_alloc_weights(m->host, p.at) : kg_model_take(m, p.at);
     if (m->weight_mem == NULL)
         return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes of weights",
                        (unsigned long long)p.at);
-    p.mem = m->weight_mem;
-    pack_all(&p, m, ckpt);
-    if (p.rc < 0)
-        return kg_fail(err, p.rc, "packing the weights failed");
-    return KG_OK;
+    int rc = pack_for_real(&p, m, ckpt, err);
+    kg_model_free(m->host, p.window, p.window_bytes);
+    return rc;
 }

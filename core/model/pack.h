@@ -14,10 +14,22 @@ struct kg_packer {
     uint8_t *mem; /* NULL: plan */
     uint64_t at;
     int rc; /* the first error stays; pointers are not to be used then */
+    /* The rest with memory of a device only: the block is written through a window on the host. */
+    const struct kg_memory *memory;
+    uint8_t *window;
+    uint64_t window_bytes, window_at; /* window_at: place in the block of its first byte */
+    uint64_t largest;                 /* room so far: what the window must hold */
+    uint8_t *lists;                   /* host block */
+    uint64_t lists_at;
 };
 
-/* `bytes` of the block, 64-aligned; NULL while planning. */
+/* `bytes` of the block to be written now, 64-aligned; NULL while planning. Good until the next
+ * room, or, without a device, for ever. */
 void *kg_pack_room(struct kg_packer *p, uint64_t bytes);
+/* Where what was written to `room`, the last, will lie: the address for the kernels. */
+void *kg_pack_place(const struct kg_packer *p, void *room);
+/* Host memory that stays; NULL while planning. */
+void *kg_pack_list(struct kg_packer *p, uint64_t bytes);
 /* A small tensor as floats; NULL for a tensor the model does not have, and while planning. */
 float *kg_pack_vector(struct kg_packer *p, const struct kg_tensor *t);
 /* The same for elements first .. first + n - 1; zero beyond the end of the tensor. */

@@ -2,9 +2,11 @@
 
 /* As the packer, this runs twice over one list: first to add up, then to hand out. */
 struct carver {
-    uint8_t *mem; /* NULL: plan */
-    uint64_t at, most;
+    uint8_t *mem;   /* NULL: plan */
+    uint8_t *lists; /* host block of a model on a device */
+    uint64_t at, most, lists_at;
     uint32_t rows;
+    int split; /* 1: lists are apart */
 };
 
 static void *bytes(struct carver *c, uint64_t n)
@@ -14,6 +16,17 @@ static void *bytes(struct carver *c, uint64_t n)
     c->at += (n + 63) / 64 * 64;
     if (c->at > c->most)
         c->most = c->at;
+    return at;
+}
+
+/* What the pass writes for the kernels to read: host memory. */
+static void *list(struct carver *c, uint64_t n)
+{
+    void *at = c->lists == NULL ? NULL : c->lists + c->lists_at;
+
+    if (!c->split)
+        return bytes(c, n);
+    c->lists_at += (n + 63) / 64 * 64;
     return at;
 }
 
@@ -81,7 +94,7 @@ static void carve(struct carver *v, struct kg_model *m)
     struct kg_scratch *s = &m->s;
     uint64_t shared;
 
-    s->streams = bytes(v, m->n_streams * sizeof(*s->streams));
+    s->streams = list(v, m->n_streams * sizeof(*s->streams));
     for (uint32_t i = 0; i < m->n_streams; i++) {
         float *stream = rows_of(v, c->hidden);
         if (s->streams != NULL)
@@ -93,12 +106,12 @@ static void carve(struct carver *v, struct kg_model *m)
     s->hidden = rows_of(v, c->hidden);
     s->weights = rows_of(v, m->n_streams);
     s->features = m->draft == NULL ? NULL : rows_of(v, (uint64_t)m->draft->n_taps * c->hidden);
-    s->conv_seqs = bytes(v, m->max_seqs * sizeof(*s->conv_seqs));
-    s->kda_seqs = bytes(v, m->max_seqs * sizeof(*s->kda_seqs));
-    s->mla_seqs = bytes(v, m->max_seqs * sizeof(*s->mla_seqs));
-    s->products = bytes(v, larger(8, c->mla_heads) * sizeof(*s->products));
-    s->records = bytes(v, m->max_seqs * sizeof(*s->records));
-    s->commit = bytes(v, m->max_seqs * sizeof(*s->commit));
+    s->conv_seqs = list(v, m->max_seqs * sizeof(*s->conv_seqs));
+    s->kda_seqs = list(v, m->max_seqs * sizeof(*s->kda_seqs));
+    s->mla_seqs = list(v, m->max_seqs * sizeof(*s->mla_seqs));
+    s->products = list(v, larger(8, c->mla_heads) * sizeof(*s->products));
+    s->records = list(v, m->max_seqs * sizeof(*s->records));
+    s->commit = list(v, m->max_seqs * sizeof(*s->commit));
     shared = v->at;
     carve_kda(v, c, m->max_verify > 0 && m->rewind == KG_REWIND_REPLAY, s);
     v->at = shared;
@@ -123,7 +136,7 @@ static int take_rewind(struct kg_model *m, struct kg_error *err)
     m->sizes.rewind_bytes = m->sizes.verify_row_bytes * m->max_verify;
     if (m->max_verify == 0)
         return KG_OK;
-    m->rewind_mem = kg_model_alloc(m->host, m->sizes.rewind_bytes);
+    m->rewind_mem = kg_model_take(m, m->sizes.rewind_bytes);
     if (m->rewind_mem == NULL)
         return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes to verify %u rows",
                        (unsigned long long)m->sizes.rewind_bytes, m->max_verify);
@@ -133,18 +146,22 @@ static int take_rewind(struct kg_model *m, struct kg_error *err)
 
 int kg_model_scratch(struct kg_model *m, struct kg_error *err)
 {
-    struct carver v = {.rows = m->max_rows};
+    struct carver v = {.rows = m->max_rows, .split = m->memory != NULL};
 
     if (m->max_rows > KG_MODEL_MAX_ROWS)
         return kg_fail(err, KG_EINVAL, "max_rows %u, most is %u ([engine] step_tokens)",
                        m->max_rows, KG_MODEL_MAX_ROWS);
     carve(&v, m);
     m->sizes.scratch_bytes = m->scratch_bytes = v.most;
-    m->scratch_mem = kg_model_alloc(m->host, v.most);
-    if (m->scratch_mem == NULL)
+    m->scratch_mem = kg_model_take(m, v.most);
+    m->scratch_list_bytes = v.lists_at;
+    if (v.split)
+        m->scratch_lists = kg_model_alloc(m->host, v.lists_at);
+    if (m->scratch_mem == NULL || (v.split && m->scratch_lists == NULL))
         return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes to compute %u rows",
                        (unsigned long long)v.most, m->max_rows);
-    v = (struct carver){.mem = m->scratch_mem, .rows = m->max_rows};
+    v = (struct carver){
+        .mem = m->scratch_mem, .lists = m->scratch_lists, .rows = m->max_rows, .split = v.split};
     carve(&v, m);
     return take_rewind(m, err);
 }
