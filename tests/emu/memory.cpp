@@ -311,7 +311,10 @@ static cudaError_t allocate(int device, size_t bytes, void **p)
         return cudaErrorMemoryAllocation;
     char *start = m.next + map_bytes - padded;
 
-    memset(start + bytes, CANARY, padded - bytes);
+    if (track)
+        memset(start, CANARY, padded);
+    else
+        memset(start + bytes, CANARY, padded - bytes);
     m.blocks[reinterpret_cast<uintptr_t>(start)] = {bytes, padded, device, true, m.next, map_bytes};
     if ((checks & KG_EMU_PROTECT) != 0 && m.open == 0)
         mprotect(m.next, map_bytes, PROT_NONE);

@@ -333,6 +333,39 @@ static void embedding_copies_and_widens(void **state)
     free(table);
 }
 
+static void copy_moves_rows_and_nothing_between_them(void **state)
+{
+    static const struct {
+        size_t bytes, dst, src;
+        uint32_t rows;
+    } cases[] = {
+        {1, 1, 1, 1}, {33, 40, 37, 70}, {64, 64, 128, 3}, {4096, 5000, 4096, 700}, {9, 9, 9, 0}};
+    struct kg_team *team;
+    uint64_t s = 27;
+
+    (void)state;
+    assert_int_equal(kg_team_create(2, &team, NULL), KG_OK);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        size_t n_src = cases[i].src * cases[i].rows, n_dst = cases[i].dst * cases[i].rows;
+        uint8_t *src = take(n_src), *dst = take(n_dst);
+
+        for (size_t b = 0; b < n_src; b++)
+            src[b] = (uint8_t)(rnd(&s) % 255); /* never what `take` fills with */
+        for (EACH_TABLE(t)) {
+            memset(dst, 0xff, n_dst);
+            t.k->copy(team, dst, cases[i].dst, src, cases[i].src, cases[i].bytes, cases[i].rows);
+            for (size_t b = 0; b < n_dst; b++) {
+                size_t r = b / cases[i].dst, c = b % cases[i].dst;
+
+                assert_int_equal(dst[b], c < cases[i].bytes ? src[r * cases[i].src + c] : 0xff);
+            }
+        }
+        free(src);
+        free(dst);
+    }
+    kg_team_destroy(team);
+}
+
 static void mix_is_the_softmax_of_normed_scores(void **state)
 {
     uint64_t s = 24;
@@ -447,6 +480,7 @@ int main(void)
         cmocka_unit_test(transcendental_functions_have_the_bits_of_plain_c),
         cmocka_unit_test(small_and_large_arguments_keep_their_precision),
         cmocka_unit_test(embedding_copies_and_widens),
+        cmocka_unit_test(copy_moves_rows_and_nothing_between_them),
         cmocka_unit_test(mix_is_the_softmax_of_normed_scores),
         cmocka_unit_test(row_stats_find_max_first_index_sum_and_bad_values),
     };
