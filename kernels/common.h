@@ -80,6 +80,8 @@ struct moe_plan {
 
 /* Most rows one pass can hold in args->scratch, at least 1. */
 uint32_t moe_pass_rows(const struct kg_moe *args);
+/* Sets the pointers of *plan for a pass of `rows` rows; args->scratch is not looked at. */
+void moe_plan_place(struct moe_plan *plan, const struct kg_moe *args, uint32_t rows);
 /* Plans rows row0 .. row0+rows-1 in args->scratch. */
 void moe_plan_make(struct moe_plan *plan, const struct kg_moe *args, uint32_t row0, uint32_t rows);
 

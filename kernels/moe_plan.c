@@ -37,20 +37,26 @@ uint32_t moe_pass_rows(const struct kg_moe *args)
     return lo;
 }
 
-void moe_plan_make(struct moe_plan *plan, const struct kg_moe *args, uint32_t row0, uint32_t rows)
+void moe_plan_place(struct moe_plan *plan, const struct kg_moe *args, uint32_t rows)
 {
-    uint32_t n_experts = args->n_experts, top_k = args->top_k, entries = rows * top_k;
-    const uint32_t *ids = args->ids + (size_t)row0 * top_k;
-    uint32_t *at = args->scratch; /* first `active`: where the next entry of an expert goes */
+    uint32_t n_experts = args->n_experts, entries = rows * args->top_k;
 
-    plan->active = at;
+    plan->active = args->scratch;
     plan->offset = plan->active + n_experts;
     plan->token = plan->offset + n_experts + 1;
     plan->slot = plan->token + entries;
     plan->gate = (float *)((uint8_t *)args->scratch + index_bytes(entries, n_experts));
     plan->up = plan->gate + (size_t)entries * args->gate[0].out;
     plan->result = plan->up + (size_t)entries * args->gate[0].out;
+}
 
+void moe_plan_make(struct moe_plan *plan, const struct kg_moe *args, uint32_t row0, uint32_t rows)
+{
+    uint32_t n_experts = args->n_experts, top_k = args->top_k, entries = rows * top_k;
+    const uint32_t *ids = args->ids + (size_t)row0 * top_k;
+    uint32_t *at = args->scratch; /* `active`; first: where the next entry of an expert goes */
+
+    moe_plan_place(plan, args, rows);
     memset(at, 0, n_experts * sizeof(*at));
     for (uint32_t j = 0; j < entries; j++) {
         if (ids[j] - args->first < n_experts)

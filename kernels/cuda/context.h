@@ -64,5 +64,7 @@ const struct kg_cuda_facts *kg_device(const struct kg_team *team);
 
 /* Each file's part of the table; table.cu calls them in turn. */
 void kg_cuda_fill_rows(struct kg_kernels *k, enum kg_math math);
+void kg_cuda_fill_products(struct kg_kernels *k, enum kg_math math);
+void kg_cuda_fill_experts(struct kg_kernels *k, enum kg_math math);
 
 #endif

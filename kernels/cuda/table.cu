@@ -10,6 +10,8 @@ static struct kg_kernels make(enum kg_math math)
     k.math = math;
     k.state_dtype = math == KG_MATH_FAST ? KG_BF16 : KG_F32;
     kg_cuda_fill_rows(&k, math);
+    kg_cuda_fill_products(&k, math);
+    kg_cuda_fill_experts(&k, math);
     return k;
 }
 
