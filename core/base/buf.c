@@ -3,6 +3,7 @@
 #include "base/utf8.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,7 +56,8 @@ int kg_buf_reserve(struct kg_buf *b, size_t more)
 
 int kg_buf_add(struct kg_buf *b, const void *p, size_t n)
 {
-    if (kg_buf_reserve(b, n) != KG_OK)
+    if ((b->rc != KG_OK || n >= b->cap - b->len || n > b->max - b->len) &&
+        kg_buf_reserve(b, n) != KG_OK)
         return b->rc;
     if (n > 0)
         memcpy(b->data + b->len, p, n);
@@ -64,14 +66,16 @@ int kg_buf_add(struct kg_buf *b, const void *p, size_t n)
     return KG_OK;
 }
 
-int kg_buf_puts(struct kg_buf *b, const char *s)
+int kg_buf_put_u64(struct kg_buf *b, uint64_t v)
 {
-    return kg_buf_add(b, s, strlen(s));
-}
+    char text[20];
+    size_t at = sizeof(text);
 
-int kg_buf_putc(struct kg_buf *b, char c)
-{
-    return kg_buf_add(b, &c, 1);
+    do {
+        text[--at] = (char)('0' + v % 10);
+        v /= 10;
+    } while (v != 0);
+    return kg_buf_add(b, text + at, sizeof(text) - at);
 }
 
 int kg_buf_vprintf(struct kg_buf *b, const char *fmt, va_list ap)
@@ -107,6 +111,12 @@ int kg_buf_printf(struct kg_buf *b, const char *fmt, ...)
     return rc;
 }
 
+/* Whether a byte stands for itself inside a JSON string. */
+static bool is_plain(unsigned char c)
+{
+    return c >= 0x20 && c < 0x7f && c != '"' && c != '\\';
+}
+
 /* The two-letter escape of a byte, or 0. */
 static char short_escape(unsigned char c)
 {
@@ -139,9 +149,13 @@ int kg_buf_json_escape(struct kg_buf *b, const char *s, size_t n)
     while (i < n) {
         unsigned char c = (unsigned char)s[i];
         uint32_t cp;
-        size_t len = c < 0x80 ? 1 : kg_utf8_decode(s + i, n - i, &cp);
 
-        if (c >= 0x20 && c != '"' && c != '\\' && c != 0x7f && len > 0) {
+        if (is_plain(c)) {
+            i++;
+            continue;
+        }
+        size_t len = c < 0x80 ? 1 : kg_utf8_decode(s + i, n - i, &cp);
+        if (c >= 0x80 && len > 0) {
             i += len;
             continue;
         }
@@ -152,7 +166,7 @@ int kg_buf_json_escape(struct kg_buf *b, const char *s, size_t n)
         } else {
             i++;
             if (short_escape(c) != 0)
-                (void)kg_buf_printf(b, "\\%c", short_escape(c));
+                (void)kg_buf_add(b, (const char[2]){'\\', short_escape(c)}, 2);
             else
                 (void)kg_buf_printf(b, "\\u%04x", c);
         }

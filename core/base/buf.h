@@ -7,6 +7,7 @@
 #define KEDGE_BASE_BUF_H
 
 #include <kedge/types.h>
+#include <string.h>
 
 struct kg_buf {
     char *data; /* [len] bytes and a NUL; NULL while empty and never grown */
@@ -28,8 +29,19 @@ int kg_buf_reserve(struct kg_buf *b, size_t more);
 
 /* Append; each returns b->rc. On failure nothing of the call was appended. */
 int kg_buf_add(struct kg_buf *b, const void *p, size_t n);
-int kg_buf_puts(struct kg_buf *b, const char *s);
-int kg_buf_putc(struct kg_buf *b, char c);
+int kg_buf_put_u64(struct kg_buf *b, uint64_t v); /* decimal */
+
+/* Here for the compiler to see the length of what is written: streams write little else. */
+static inline int kg_buf_puts(struct kg_buf *b, const char *s)
+{
+    return kg_buf_add(b, s, strlen(s));
+}
+
+static inline int kg_buf_putc(struct kg_buf *b, char c)
+{
+    return kg_buf_add(b, &c, 1);
+}
+
 __attribute__((format(printf, 2, 3))) int kg_buf_printf(struct kg_buf *b, const char *fmt, ...);
 __attribute__((format(printf, 2, 0))) int kg_buf_vprintf(struct kg_buf *b, const char *fmt,
                                                          va_list ap);

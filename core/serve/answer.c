@@ -134,8 +134,11 @@ static void put_logprob(struct kg_buf *b, float v)
 static void put_bytes(struct kg_buf *b, struct kg_span s)
 {
     kg_buf_putc(b, '[');
-    for (size_t i = 0; i < s.n; i++)
-        kg_buf_printf(b, i > 0 ? ",%u" : "%u", (unsigned char)s.p[i]);
+    for (size_t i = 0; i < s.n; i++) {
+        if (i > 0)
+            kg_buf_putc(b, ',');
+        kg_buf_put_u64(b, (unsigned char)s.p[i]);
+    }
     kg_buf_putc(b, ']');
 }
 
@@ -228,7 +231,7 @@ static void add_text_logprob(struct kg_answer *c, uint32_t id, const struct kg_l
         kg_buf_putc(&c->lp_offset, ',');
     }
     put_token(&c->lp_main, c, id);
-    kg_buf_printf(&c->lp_offset, "%llu", (unsigned long long)c->offset);
+    kg_buf_put_u64(&c->lp_offset, c->offset);
     c->offset += count_chars(kg_tok_bytes(c->api->tok, id));
     if (lp == NULL || n == 0) {
         kg_buf_puts(&c->lp_values, "null");
@@ -305,9 +308,9 @@ int kg_answer_tokens(struct kg_answer *c, const uint32_t *ids, uint32_t n,
         size_t used = 0;
         int rc = 0;
 
-        for (uint32_t j = 0; j < take; j++) {
+        for (uint32_t j = 1; j < take; j++) {
             if (is_silent_stop(c, ids[i + j]))
-                take = j > 0 ? j : 1;
+                take = j;
         }
         if (is_silent_stop(c, ids[i]))
             used = 1;
@@ -318,8 +321,11 @@ int kg_answer_tokens(struct kg_answer *c, const uint32_t *ids, uint32_t n,
         c->stopped = rc == 1;
         if (with_logprobs && used > 0)
             add_logprob(c, ids[i], logprobs + (size_t)i * n_logprobs, n_logprobs);
-        for (size_t j = 0; c->call->return_token_ids && j < used; j++)
-            kg_buf_printf(&c->token_ids, c->token_ids.len > 0 ? ",%u" : "%u", ids[i + j]);
+        for (size_t j = 0; c->call->return_token_ids && j < used; j++) {
+            if (c->token_ids.len > 0)
+                kg_buf_putc(&c->token_ids, ',');
+            kg_buf_put_u64(&c->token_ids, ids[i + j]);
+        }
         c->n_tokens += (uint32_t)used;
         i += take;
     }

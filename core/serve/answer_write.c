@@ -15,10 +15,13 @@ bool kg_answer_has_news(const struct kg_answer *c)
 
 static void write_finish(const struct kg_answer *c, struct kg_buf *b)
 {
-    if (c->finish != NULL)
-        kg_buf_printf(b, ",\"finish_reason\":\"%s\"", c->finish);
-    else
+    if (c->finish == NULL) {
         kg_buf_puts(b, ",\"finish_reason\":null");
+        return;
+    }
+    kg_buf_puts(b, ",\"finish_reason\":\"");
+    kg_buf_puts(b, c->finish);
+    kg_buf_putc(b, '"');
 }
 
 static void write_ids(const struct kg_answer *c, struct kg_buf *b)
@@ -37,8 +40,11 @@ static void write_prompt_ids(const struct kg_answer *c, struct kg_buf *b)
     if (!c->call->return_token_ids)
         return;
     kg_buf_puts(b, ",\"prompt_token_ids\":[");
-    for (size_t i = 0; i < p->n; i++)
-        kg_buf_printf(b, i > 0 ? ",%u" : "%u", p->v[i]);
+    for (size_t i = 0; i < p->n; i++) {
+        if (i > 0)
+            kg_buf_putc(b, ',');
+        kg_buf_put_u64(b, p->v[i]);
+    }
     kg_buf_putc(b, ']');
 }
 
@@ -84,6 +90,12 @@ static void empty(struct kg_answer *c)
     }
 }
 
+static void write_index(const struct kg_answer *c, struct kg_buf *b)
+{
+    kg_buf_puts(b, "{\"index\":");
+    kg_buf_put_u64(b, c->index);
+}
+
 static void write_delta_calls(const struct kg_answer *c, struct kg_buf *b, const char *comma)
 {
     bool open = false;
@@ -97,7 +109,8 @@ static void write_delta_calls(const struct kg_answer *c, struct kg_buf *b, const
         else
             kg_buf_printf(b, "%s\"tool_calls\":[", comma);
         open = true;
-        kg_buf_printf(b, "{\"index\":%u", i);
+        kg_buf_puts(b, "{\"index\":");
+        kg_buf_put_u64(b, i);
         if (t->fresh) {
             kg_buf_puts(b, ",\"id\":");
             kg_buf_json_str(b, t->id, strlen(t->id));
@@ -116,10 +129,9 @@ static void write_delta_calls(const struct kg_answer *c, struct kg_buf *b, const
 
 void kg_answer_write_role(struct kg_answer *c, struct kg_buf *b)
 {
-    kg_buf_printf(b,
-                  "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
-                  "\"logprobs\":null,\"finish_reason\":null",
-                  c->index);
+    write_index(c, b);
+    kg_buf_puts(b, ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
+                   "\"logprobs\":null,\"finish_reason\":null");
     write_prompt_ids(c, b);
     kg_buf_putc(b, '}');
     c->role_sent = true;
@@ -129,14 +141,16 @@ static void write_chat_delta(const struct kg_answer *c, struct kg_buf *b)
 {
     const char *comma = "";
 
-    kg_buf_printf(b, "{\"index\":%u,\"delta\":{", c->index);
+    write_index(c, b);
+    kg_buf_puts(b, ",\"delta\":{");
     if (c->reasoning.len > 0) {
         kg_buf_puts(b, "\"reasoning_content\":");
         kg_buf_json_str(b, c->reasoning.data, c->reasoning.len);
         comma = ",";
     }
     if (c->content.len > 0) {
-        kg_buf_printf(b, "%s\"content\":", comma);
+        kg_buf_puts(b, comma);
+        kg_buf_puts(b, "\"content\":");
         kg_buf_json_str(b, c->content.data, c->content.len);
         comma = ",";
     }
@@ -153,7 +167,8 @@ static void write_chat_delta(const struct kg_answer *c, struct kg_buf *b)
 
 static void write_text(const struct kg_answer *c, struct kg_buf *b, bool first)
 {
-    kg_buf_printf(b, "{\"index\":%u,\"text\":", c->index);
+    write_index(c, b);
+    kg_buf_puts(b, ",\"text\":");
     kg_buf_json_str(b, kg_buf_cstr(&c->content), c->content.len);
     write_logprobs(c, b);
     write_finish(c, b);
@@ -175,7 +190,8 @@ void kg_answer_write_delta(struct kg_answer *c, struct kg_buf *b)
 
 static void write_message(const struct kg_answer *c, struct kg_buf *b)
 {
-    kg_buf_printf(b, "{\"index\":%u,\"message\":{\"role\":\"assistant\",\"content\":", c->index);
+    write_index(c, b);
+    kg_buf_puts(b, ",\"message\":{\"role\":\"assistant\",\"content\":");
     if (c->content.len > 0 || c->n_calls == 0)
         kg_buf_json_str(b, kg_buf_cstr(&c->content), c->content.len);
     else

@@ -70,6 +70,8 @@ static void conn_free(struct kg_http_req *c)
         c->next->prev = c->prev;
     h->n_conns--;
     h->bodies_bytes -= c->body.len;
+    if (h->staged_for == c)
+        kg_conn_flush(h);
     if (c->bev != NULL) {
         h->unsent_bytes -= unsent_of(c);
         bufferevent_free(c->bev);
@@ -111,6 +113,8 @@ void kg_conn_answered(struct kg_http_req *c)
     c->n_done++;
     reset_request(c);
     if (!keep) {
+        if (c->http->staged_for == c)
+            kg_conn_flush(c->http);
         kg_conn_enter(c, CONN_FLUSH, 0); /* the write time-out ends it if the peer does not read */
         (void)bufferevent_enable(c->bev, EV_WRITE);
         if (evbuffer_get_length(bufferevent_get_output(c->bev)) == 0)
@@ -172,8 +176,10 @@ static void head_done(struct kg_http_req *c)
         kg_http_reply_error(c, &err);
         return;
     }
-    if (c->head.expect_continue && (c->head.chunked || c->head.content_length > 0))
+    if (c->head.expect_continue && (c->head.chunked || c->head.content_length > 0)) {
+        kg_conn_flush(h); /* an answer before it, to a request on the same connection */
         (void)bufferevent_write(c->bev, "HTTP/1.1 100 Continue\r\n\r\n", 25);
+    }
     kg_conn_enter(c, CONN_BODY, h->conf->body_ms);
 }
 
@@ -488,6 +494,13 @@ static void on_accept_again(evutil_socket_t fd, short what, void *arg)
         (void)evconnlistener_enable(h->listener);
 }
 
+static void on_flush(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd;
+    (void)what;
+    kg_conn_flush(arg);
+}
+
 /* Out of descriptors or memory: stop for a moment instead of spinning on the same error. */
 static void on_accept_error(struct evconnlistener *l, void *arg)
 {
@@ -548,8 +561,12 @@ int kg_http_create(struct event_base *base, const struct kg_server_conf *conf,
     h->ctx = ctx;
     if (getrandom(&h->id_salt, sizeof(h->id_salt), 0) != (ssize_t)sizeof(h->id_salt))
         h->id_salt = kg_now_ns();
+    kg_buf_init(&h->staged, 0);
     h->accept_timer = evtimer_new(base, on_accept_again, h);
-    rc = h->accept_timer == NULL ? kg_fail(err, KG_ENOMEM, "out of memory") : listen_on(h, err);
+    h->flush_event = evtimer_new(base, on_flush, h);
+    rc = h->accept_timer == NULL || h->flush_event == NULL
+             ? kg_fail(err, KG_ENOMEM, "out of memory")
+             : listen_on(h, err);
     if (rc != KG_OK) {
         kg_http_destroy(h);
         return rc;
@@ -568,6 +585,9 @@ void kg_http_destroy(struct kg_http *h)
         kg_conn_close(h->conns, true);
     if (h->accept_timer != NULL)
         event_free(h->accept_timer);
+    if (h->flush_event != NULL)
+        event_free(h->flush_event);
+    kg_buf_fini(&h->staged);
     free(h);
 }
 
@@ -618,6 +638,7 @@ bool kg_http_cut_largest(struct kg_http *h, uint64_t bytes)
 {
     struct kg_http_req *largest = NULL;
 
+    kg_conn_flush(h);
     for (struct kg_http_req *c = h->conns; c != NULL; c = c->next) {
         if (!c->dead && unsent_of(c) > bytes) {
             bytes = unsent_of(c);

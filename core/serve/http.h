@@ -94,7 +94,8 @@ void kg_http_reply_error(struct kg_http_req *req, const struct kg_api_error *err
 /* An answer in pieces: status and headers, `extra` as above, then any number of sends, then the
  * end. */
 void kg_http_stream_begin(struct kg_http_req *req, int status, const char *type, const char *extra);
-/* Returns bytes not sent yet, this piece included. 0 < n. */
+/* Returns bytes the socket had no room for, this piece included or, if it leaves at the end of the
+ * turn, not yet. 0 < n. */
 size_t kg_http_stream_send(struct kg_http_req *req, const void *data, size_t n);
 /* The request must not be touched afterwards. */
 void kg_http_stream_end(struct kg_http_req *req);

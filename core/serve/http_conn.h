@@ -54,6 +54,9 @@ struct kg_http {
     void *ctx;
     struct evconnlistener *listener;
     struct event *accept_timer; /* listen again after descriptors ran out */
+    struct event *flush_event;  /* active while something is staged */
+    struct kg_buf staged;       /* output of one connection that leaves at the end of this turn */
+    struct kg_http_req *staged_for; /* whose, NULL for nobody; its bufferevent holds nothing */
     struct kg_http_req *conns;
     uint32_t n_conns, n_requests, port;
     uint64_t n_refused, bodies_bytes, unsent_bytes, next_id, id_salt;
@@ -61,6 +64,8 @@ struct kg_http {
     char url[320];
 };
 
+/* Sends what is staged; what the kernel does not take goes to the connection's bufferevent. */
+void kg_conn_flush(struct kg_http *h);
 /* Closes the connection; tells the owner when `tell`. Safe inside its own callbacks. */
 void kg_conn_close(struct kg_http_req *c, bool tell);
 /* The answer is complete: next request, or flush and close. */

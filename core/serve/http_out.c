@@ -5,6 +5,10 @@
 #include "serve/openai_write.h"
 
 #include <string.h>
+#include <sys/socket.h>
+
+/* Larger pieces are no matter of system calls; they wait in the bufferevent, where they count. */
+#define STAGE_BYTES 16384
 
 const char *kg_http_reason(int status)
 {
@@ -47,13 +51,68 @@ static bool is_head(const struct kg_http_req *c)
     return kg_span_is(c->head.method, "HEAD");
 }
 
-static void put(struct kg_http_req *c, const void *p, size_t n)
+static size_t unsent_of(const struct kg_http_req *c)
+{
+    return evbuffer_get_length(bufferevent_get_output(c->bev));
+}
+
+/* Bytes wait for the socket to take more. */
+static void wait_for_room(struct kg_http_req *c, const void *p, size_t n)
+{
+    if (bufferevent_write(c->bev, p, n) != 0)
+        c->keep_alive = false; /* out of memory: the length would be wrong */
+    if (unsent_of(c) > c->http->conf->out_soft_bytes)
+        c->above_soft = true;
+}
+
+/*
+ * A stream writes a small piece to each of its connections in every turn of the loop. Through a
+ * bufferevent each costs a chain, a timer, and three system calls where one does it: so the pieces
+ * of a turn are joined and sent at once, and only the rest of a full socket waits there. Errors are
+ * left for the bufferevent to find and to tell.
+ */
+void kg_conn_flush(struct kg_http *h)
+{
+    struct kg_http_req *c = h->staged_for;
+    ssize_t n;
+
+    if (c == NULL)
+        return;
+    h->staged_for = NULL;
+    n = send(bufferevent_getfd(c->bev), h->staged.data, h->staged.len, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0)
+        n = 0;
+    if ((size_t)n < h->staged.len)
+        wait_for_room(c, h->staged.data + n, h->staged.len - (size_t)n);
+    kg_buf_reset(&h->staged);
+}
+
+static void count_out(struct kg_http_req *c, size_t n)
 {
     c->sent_bytes += n;
     if (c->answer_bytes > 0)
         c->answer_bytes += n;
-    if (bufferevent_write(c->bev, p, n) != 0)
-        c->keep_alive = false; /* out of memory: the length would be wrong */
+}
+
+static void put(struct kg_http_req *c, const void *p, size_t n)
+{
+    struct kg_http *h = c->http;
+
+    count_out(c, n);
+    if (h->staged_for != c && n <= STAGE_BYTES && unsent_of(c) == 0) {
+        if (h->staged_for == NULL)
+            event_active(h->flush_event, EV_TIMEOUT, 0);
+        kg_conn_flush(h);
+        h->staged_for = c;
+    }
+    if (h->staged_for == c && n <= STAGE_BYTES && kg_buf_add(&h->staged, p, n) == KG_OK) {
+        if (h->staged.len > STAGE_BYTES)
+            kg_conn_flush(h);
+        return;
+    }
+    if (h->staged_for == c)
+        kg_conn_flush(h);
+    wait_for_room(c, p, n);
 }
 
 /* Status line and headers. length: bytes of the body, or -1 for a stream. */
@@ -83,11 +142,17 @@ static void put_head(struct kg_http_req *c, int status, const char *type, const 
     if (extra != NULL)
         kg_buf_puts(&b, extra);
     kg_buf_puts(&b, "\r\n");
-    bool first = evbuffer_get_length(bufferevent_get_output(c->bev)) == 0;
-    if (b.rc == KG_OK)
-        put(c, b.data, b.len);
-    else
+    bool first = c->http->staged_for != c && unsent_of(c) == 0;
+    if (b.rc != KG_OK) {
         c->keep_alive = false;
+    } else if (length > STAGE_BYTES) { /* with its body, so that both can be taken back */
+        if (c->http->staged_for == c)
+            kg_conn_flush(c->http);
+        count_out(c, b.len);
+        wait_for_room(c, b.data, b.len);
+    } else {
+        put(c, b.data, b.len);
+    }
     if (first && b.rc == KG_OK)
         c->answer_bytes = b.len;
     kg_buf_fini(&b);
@@ -141,20 +206,19 @@ void kg_http_stream_begin(struct kg_http_req *c, int status, const char *type, c
 
 size_t kg_http_stream_send(struct kg_http_req *c, const void *data, size_t n)
 {
-    char size[24];
-    size_t unsent;
+    static const char digits[] = "0123456789abcdef";
+    char size[18] = {[16] = '\r', [17] = '\n'};
+    size_t at = 16;
 
     if (c->chunked_out) {
-        int w = snprintf(size, sizeof(size), "%zx\r\n", n);
-        put(c, size, (size_t)w);
+        for (size_t left = n; left > 0 || at == 16; left >>= 4)
+            size[--at] = digits[left & 15];
+        put(c, size + at, sizeof(size) - at);
     }
     put(c, data, n);
     if (c->chunked_out)
         put(c, "\r\n", 2);
-    unsent = evbuffer_get_length(bufferevent_get_output(c->bev));
-    if (unsent > c->http->conf->out_soft_bytes)
-        c->above_soft = true;
-    return unsent;
+    return unsent_of(c);
 }
 
 void kg_http_stream_end(struct kg_http_req *c)

@@ -125,6 +125,7 @@ static void job_free(struct kg_job *job)
     if (job->pause_timer != NULL)
         event_free(job->pause_timer);
     free(job->answers);
+    kg_buf_fini(&job->chunk_open);
     kg_call_free(&job->task.call);
     if (job->has_body)
         kg_http_free_body(s->http, &job->body);
@@ -388,6 +389,7 @@ void kg_job_start(struct kg_serve *s, struct kg_http_req *req, enum kg_endpoint 
         return;
     }
     job->serve = s;
+    kg_buf_init(&job->chunk_open, 0);
     job->req = req;
     job->start_ns = kg_http_req_start_ns(req);
     job->next = s->jobs;

@@ -35,6 +35,7 @@ struct kg_job {
     struct kg_job_answer *answers; /* [n_answers], NULL before submit */
     char id[160];
     struct kg_envelope envelope;
+    struct kg_buf chunk_open;  /* stream: what every event begins with; empty before the first */
     bool began;                /* stream: status and headers went out */
     bool paused;               /* its sequences are paused for a slow reader */
     struct event *pause_timer; /* cuts it when it stays paused; NULL before the first pause */

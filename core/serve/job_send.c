@@ -81,17 +81,24 @@ static struct kg_buf *open_event(struct kg_job *job)
 {
     struct kg_buf *b = &job->serve->scratch_out;
 
+    if (job->chunk_open.len == 0) {
+        kg_buf_reset(&job->chunk_open);
+        kg_buf_puts(&job->chunk_open, "data: ");
+        kg_write_open(&job->chunk_open, &job->envelope);
+    }
     kg_buf_reset(b);
-    kg_buf_puts(b, "data: ");
-    kg_write_open(b, &job->envelope);
+    b->rc = job->chunk_open.rc;
+    kg_buf_add(b, kg_buf_cstr(&job->chunk_open), job->chunk_open.len);
     return b;
 }
 
 static void close_event(struct kg_job *job)
 {
     const struct kg_call *call = &job->task.call;
-    struct kg_usage u = usage_of(job);
+    struct kg_usage u;
 
+    if (call->continuous_usage)
+        u = usage_of(job);
     kg_write_close(&job->serve->scratch_out, call->continuous_usage ? &u : NULL,
                    call->include_usage);
     send_event(job);

@@ -28,11 +28,16 @@ int kg_utf8_gate_push(struct kg_utf8_gate *gate, const void *bytes, size_t n, st
 {
     const char *p = bytes;
     int rc = KG_OK;
-    for (size_t i = 0; i < n && rc == KG_OK; i++) {
-        if (gate->n == 0 && (uint8_t)p[i] < 0x80) {
-            rc = kg_text_add(out, &p[i], 1);
+    for (size_t i = 0; i < n && rc == KG_OK;) {
+        size_t run = 0;
+        while (gate->n == 0 && i + run < n && (uint8_t)p[i + run] < 0x80) {
+            run++;
+        }
+        if (run > 0) {
+            rc = kg_text_add(out, p + i, run);
+            i += run;
         } else {
-            gate->part[gate->n++] = p[i];
+            gate->part[gate->n++] = p[i++];
             rc = settle(gate, out);
         }
     }
