@@ -204,10 +204,12 @@ int kg_check_gather(struct kg_check *check, struct kg_config *config, struct kg_
     else if (typical.tokens > 0)
         kg_check_size_warn(check, &typical, 1);
     warn_promises(check);
-    return look_at_tier(check, err);
+    rc = kg_check_comm(check, err);
+    return rc == KG_OK ? look_at_tier(check, err) : rc;
 }
 
 void kg_check_fini(struct kg_check *check)
 {
+    kg_comm_times_fini(&check->times);
     kg_buf_fini(&check->warnings);
 }

@@ -2,6 +2,7 @@
 #ifndef KEDGE_CORE_CHECK_H
 #define KEDGE_CORE_CHECK_H
 
+#include "comm_times.h"
 #include "stack.h"
 
 #define KG_CHECK_FITS 5
@@ -30,6 +31,19 @@ struct kg_check_trace {
     uint32_t *shared; /* [n] repeated tokens of each request */
 };
 
+/* One kind of message of a step. */
+#define KG_CHECK_MESSAGES 32
+struct kg_check_message {
+    const char *step; /* "decode" or "prefill" */
+    uint32_t rows;    /* of the step */
+    struct kg_message m;
+    uint64_t bytes;                 /* a rank gives */
+    const char *plugin, *algorithm; /* NULL: neither the plugin nor a table has a word for it */
+    double us;                      /* of a call, with a basis */
+    enum kg_comm_basis basis;
+    int reckoned; /* us is what the backend reckons with */
+};
+
 struct kg_check {
     struct kg_config *config; /* not owned */
     struct kg_stack *stack;   /* not owned */
@@ -44,7 +58,10 @@ struct kg_check {
     uint64_t tier_bytes;           /* what a tier may keep, 0 without one */
     struct kg_check_size size;     /* of the length asked for */
     struct kg_check_trace trace;   /* of the trace given */
-    struct kg_buf warnings;        /* a line each, those of the configuration first */
+    struct kg_comm_times times;    /* of [parallel] comm_times */
+    struct kg_check_message messages[KG_CHECK_MESSAGES]; /* [n_messages], by step */
+    uint32_t n_messages;
+    struct kg_buf warnings; /* a line each, those of the configuration first */
 };
 
 /* Fills everything from an open stack. mean_length: tokens of a request to size for, 0 for none;
@@ -72,6 +89,12 @@ void kg_check_trace_fini(struct kg_check_trace *trace);
 /* check_parallel.c, of the binary. Warns of what a layout over ranks and machines silently costs.
  */
 void kg_check_parallel_warn(struct kg_check *check);
+
+/* check_comm.c. What steps of the usual sizes send between ranks, by what algorithm, and how long
+ * that takes where somebody measured it. Reads [parallel] comm_times: as kg_comm_times_read. */
+KG_CHECKED int kg_check_comm(struct kg_check *check, struct kg_error *err);
+void kg_check_comm_text(const struct kg_check *check, struct kg_buf *b);
+void kg_check_comm_json(const struct kg_check *check, struct kg_buf *b);
 
 /* check_size.c */
 void kg_check_trace_warn(struct kg_check *check);

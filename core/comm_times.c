@@ -57,20 +57,24 @@ static int is_curve(const struct kg_comm_time *t, const char *plugin, const char
            strcmp(t->algorithm, algorithm) == 0;
 }
 
-/* Room for one more; the rows of a curve ascend. */
+/* By curve, then by bytes. */
+static int by_curve(const void *a, const void *b)
+{
+    const struct kg_comm_time *x = a, *y = b;
+    int c = strcmp(x->plugin, y->plugin);
+
+    c = c != 0 ? c : strcmp(x->algorithm, y->algorithm);
+    if (c != 0)
+        return c;
+    if (x->op != y->op || x->ranks != y->ranks)
+        return x->op != y->op ? (x->op > y->op) * 2 - 1 : (x->ranks > y->ranks) * 2 - 1;
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
 static int append(struct reader *r, const struct kg_comm_time *row)
 {
     struct kg_comm_times *t = r->t;
 
-    for (uint32_t i = t->n; i-- > 0;) {
-        const struct kg_comm_time *o = &t->rows[i];
-        if (!is_curve(o, row->plugin, row->algorithm, row->op, row->ranks))
-            continue;
-        if (o->bytes >= row->bytes)
-            return BAD(r, "%llu bytes behind %llu: the rows of a curve ascend",
-                       (unsigned long long)row->bytes, (unsigned long long)o->bytes);
-        break;
-    }
     if (t->n == KG_COMM_TIMES_ROWS)
         return BAD(r, "more than %u times", KG_COMM_TIMES_ROWS);
     if (t->n == r->room) {
@@ -82,6 +86,24 @@ static int append(struct reader *r, const struct kg_comm_time *row)
         r->room = room;
     }
     t->rows[t->n++] = *row;
+    return KG_OK;
+}
+
+/* Puts the curves in order. */
+static int finish(struct reader *r)
+{
+    struct kg_comm_times *t = r->t;
+
+    if (t->n == 0)
+        return BAD(r, "the file ends without a time");
+    qsort(t->rows, t->n, sizeof(*t->rows), by_curve);
+    for (uint32_t i = 1; i < t->n; i++) {
+        const struct kg_comm_time *x = &t->rows[i];
+        if (by_curve(&t->rows[i - 1], x) == 0)
+            return kg_fail(r->err, KG_EINVAL, "%.120s: %s %s %s, %u ranks: %llu bytes twice",
+                           r->path, x->plugin, x->algorithm, kg_comm_op_name(x->op), x->ranks,
+                           (unsigned long long)x->bytes);
+    }
     return KG_OK;
 }
 
@@ -149,7 +171,7 @@ static int read_all(struct reader *r, FILE *f)
     }
     if (ferror(f))
         return kg_fail(r->err, KG_EIO, "%.150s: %s", r->path, strerror(errno));
-    return r->t->n > 0 ? KG_OK : BAD(r, "the file ends without a time");
+    return finish(r);
 }
 
 int kg_comm_times_read(const char *path, struct kg_comm_times *times, struct kg_error *err)
@@ -220,29 +242,32 @@ static enum kg_comm_basis find_on(const struct kg_comm_times *t, const char *plu
     return last->bytes > bytes ? KG_COMM_BETWEEN : KG_COMM_BEYOND;
 }
 
-enum kg_comm_basis kg_comm_times_find(const struct kg_comm_times *t, const char *plugin,
+enum kg_comm_basis kg_comm_times_find(const struct kg_comm_times *t, const char **plugin,
                                       const char **algorithm, uint32_t op, uint32_t ranks,
                                       uint64_t bytes, double *us)
 {
     enum kg_comm_basis basis = KG_COMM_NOT_MEASURED;
-    const char *name = NULL;
+    const struct kg_comm_time *best = NULL;
 
-    if (*algorithm != NULL)
-        return find_on(t, plugin, *algorithm, op, ranks, bytes, us);
+    if (*plugin != NULL && *algorithm != NULL)
+        return find_on(t, *plugin, *algorithm, op, ranks, bytes, us);
     for (uint32_t i = 0; i < t->n; i++) {
         const struct kg_comm_time *row = &t->rows[i];
         double v;
-        if (row->op != op || row->ranks != ranks || strcmp(row->plugin, plugin) != 0 ||
-            (name != NULL && strcmp(name, row->algorithm) == 0))
+        if (row->op != op || row->ranks != ranks ||
+            (*plugin != NULL && strcmp(row->plugin, *plugin) != 0) ||
+            (best != NULL && is_curve(row, best->plugin, best->algorithm, op, ranks)))
             continue;
-        enum kg_comm_basis b = find_on(t, plugin, row->algorithm, op, ranks, bytes, &v);
-        if (name == NULL || v < *us) {
+        enum kg_comm_basis b = find_on(t, row->plugin, row->algorithm, op, ranks, bytes, &v);
+        if (best == NULL || v < *us) {
             *us = v;
             basis = b;
-            name = row->algorithm;
+            best = row;
         }
     }
-    if (name != NULL)
-        *algorithm = name;
+    if (best != NULL) {
+        *plugin = best->plugin;
+        *algorithm = best->algorithm;
+    }
     return basis;
 }

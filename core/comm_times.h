@@ -4,7 +4,7 @@
  *     kedge-comm 1
  *     about TEXT                               where and how it was measured
  *     time PLUGIN ALGORITHM OP RANKS BYTES US  median of a call; OP as all_reduce, all_gather, ..;
- *                                              BYTES what a rank gives; rows of one curve ascend
+ *                                              BYTES what a rank gives; in any order
  *
  * `kedge bench comm --out FILE` writes it for host memory; [parallel] comm_times names one.
  */
@@ -28,7 +28,7 @@ struct kg_comm_time {
 
 struct kg_comm_times {
     char about[200];
-    struct kg_comm_time *rows; /* [n], owned */
+    struct kg_comm_time *rows; /* [n] by curve, then by bytes; owned */
     uint32_t n;
 };
 
@@ -52,10 +52,10 @@ void kg_comm_times_fini(struct kg_comm_times *times);
 void kg_comm_times_put(FILE *f, const char *plugin, const char *algorithm, uint32_t op,
                        uint32_t ranks, uint64_t bytes, double us);
 
-/* Time of a call in microseconds from the curve of (plugin, algorithm, op, ranks). Algorithm NULL:
- * the quickest of the plugin's at that size, its name in *algorithm. *us and *algorithm are set
- * unless nothing was measured. */
-enum kg_comm_basis kg_comm_times_find(const struct kg_comm_times *times, const char *plugin,
+/* Time of a call in microseconds from the curve of (plugin, algorithm, op, ranks). *plugin or
+ * *algorithm NULL: the quickest of all, or of the plugin's, at that size, and both are set. Nothing
+ * is set when nothing was measured. */
+enum kg_comm_basis kg_comm_times_find(const struct kg_comm_times *times, const char **plugin,
                                       const char **algorithm, uint32_t op, uint32_t ranks,
                                       uint64_t bytes, double *us);
 

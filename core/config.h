@@ -32,6 +32,7 @@ struct kg_conf {
     uint32_t tp, ep, rank_timeout_ms; /* tp <= KG_MAX_RANKS */
     uint32_t sp_rows, allow_idle_rank;
     uint64_t symm_bytes;
+    const char *comm_times; /* file, "" for none */
     uint32_t nodes, fabric, allow_slow_fabric;
     const char *lua_script; /* "" for none */
     uint32_t lua_on_error;  /* 0 reject, 1 admit */

@@ -143,6 +143,14 @@ static const struct kg_opt parallel_rows[] = {
         "is given up. Unit: ms."),
     U64("symm_bytes", symm_bytes, "64m", 65536, 1099511627776.0,
         "Most memory of one rank that the others may read. Unit: bytes."),
+    {.name = "comm_times",
+     .type = KG_OPT_STR,
+     .flags = KG_OPT_PATH,
+     .offset = offsetof(struct kg_conf, comm_times),
+     .def = "",
+     .doc = "File with measured times of collectives, from which kedge check says what a step's "
+            "messages take; kedge bench comm --out writes one. Relative to the folder of the INI "
+            "file."},
     {0},
 };
 

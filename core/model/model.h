@@ -153,6 +153,9 @@ struct kg_forward {
 /* Computes, or queues it on a device. Writes pages, states and orders; allocates nothing and cannot
  * fail, but for kg_model_lost. */
 void kg_model_forward(struct kg_model *model, const struct kg_forward *pass);
+/* What a pass of `rows` rows, `samples` of them to the logits, sends: as kg_exec_ops.messages. */
+uint32_t kg_model_messages(const struct kg_model *model, uint32_t rows, uint32_t samples,
+                           struct kg_message *messages, uint32_t n);
 /* 0, or what a collective answered once the group was lost: results since then are worthless. */
 int kg_model_lost(const struct kg_model *model);
 /* The sizes this rank works with: with several ranks, its own heads and widths (heads of the

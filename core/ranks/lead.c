@@ -296,6 +296,12 @@ static int lead_draft(struct kg_exec *x, struct kg_draft *drafts, uint32_t n)
     return did(x, KG_WIRE_DRAFT, rc);
 }
 
+static uint32_t lead_messages(const struct kg_exec *x, uint32_t rows, uint32_t samples,
+                              struct kg_message *messages, uint32_t n)
+{
+    return x->ops->messages(x->local, rows, samples, messages, n);
+}
+
 int kg_lead_open(struct kg_ranks *ranks, const struct kg_exec_ops *local_ops, struct kg_exec *local,
                  uint32_t max_seqs, const struct kg_exec_ops **ops, struct kg_exec **exec,
                  struct kg_error *err)
@@ -333,6 +339,8 @@ int kg_lead_open(struct kg_ranks *ranks, const struct kg_exec_ops *local_ops, st
         x->table.advance = lead_advance;
     if (KG_HAS(local_ops, struct kg_exec_ops, profile_draft))
         x->table.profile_draft = lead_profile_draft;
+    if (KG_HAS(local_ops, struct kg_exec_ops, messages))
+        x->table.messages = lead_messages;
     *ops = &x->table;
     *exec = x;
     return KG_OK;

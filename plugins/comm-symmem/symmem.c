@@ -255,7 +255,7 @@ static int run(struct kg_comm *c, enum symm_op op, const struct kg_coll *k, uint
         return KG_EINVAL;
     if (k->count > 0 && (k->in == NULL || k->out == NULL))
         return KG_EINVAL;
-    int rc = begin(c, k->channel, op, bytes);
+    int rc = begin(c, k->channel, op, op == SYMM_ALL_GATHER ? bytes / c->world : bytes);
     if (rc != KG_OK || k->count == 0)
         return rc;
     return symm_run(c, op, k);

@@ -349,6 +349,12 @@ static int cpu_views(const struct kg_exec *e, const struct kg_view **views, uint
     return KG_OK;
 }
 
+static uint32_t cpu_messages(const struct kg_exec *e, uint32_t rows, uint32_t samples,
+                             struct kg_message *messages, uint32_t n)
+{
+    return kg_model_messages(e->model, rows, samples, messages, n);
+}
+
 static const struct kg_exec_ops ops = {
     .size = sizeof(ops),
     .open = cpu_open,
@@ -370,6 +376,7 @@ static const struct kg_exec_ops ops = {
     .advance = cpu_advance,
     .views = cpu_views,
     .profile_draft = cpu_profile_draft,
+    .messages = cpu_messages,
 };
 
 static const struct kg_plugin plugin = {

@@ -88,6 +88,16 @@ static struct sim_value reduce(const struct sim_model *m, double bytes)
     return best;
 }
 
+double sim_model_wide_sums(const struct sim_shape *s)
+{
+    return s->layers + s->dense_layers + (s->latent > 0 ? 0 : s->moe_layers);
+}
+
+double sim_model_reduce(const struct sim_model *m, double bytes)
+{
+    return reduce(m, bytes).us;
+}
+
 /* Recurrent layers: decoding sequences of `width` rows each, and prompts. */
 static void add_linear(const struct sim_model *m, const struct sim_load *w, double dp,
                        struct sum *s)
@@ -234,7 +244,7 @@ static void add_elementwise(const struct sim_model *m, double rows, struct sum *
 static void add_reduce(const struct sim_model *m, double rows, double dp, struct sum *s)
 {
     const struct sim_shape *h = m->shape;
-    double wide = h->layers + h->dense_layers + (h->latent > 0 ? 0 : h->moe_layers);
+    double wide = sim_model_wide_sums(h);
     double bytes = rows * h->hidden * 2;
 
     if (m->layout.tp > 1) {

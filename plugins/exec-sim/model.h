@@ -115,6 +115,9 @@ double sim_model_prompt(const struct sim_model *model, double past, double n);
 /* Time of a step, us; its parts are added to *parts (NULL: not wanted). */
 double sim_model_step(const struct sim_model *model, const struct sim_load *load,
                       struct sim_parts *parts);
+/* Sums over ranks of the hidden width in a step; time of one of `bytes` bytes, us. */
+double sim_model_wide_sums(const struct sim_shape *shape);
+double sim_model_reduce(const struct sim_model *model, double bytes);
 /* Roofline of a projection of `rows` rows with weights of `bytes` each, us. */
 double sim_gemm_sol(const struct sim_model *model, double n, double k, double rows, double bytes);
 /* Bytes of the experts of one layer that so many tokens meet, evenly loaded. */

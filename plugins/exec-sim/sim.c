@@ -513,6 +513,7 @@ static const struct kg_exec_ops ops = {
     .draft = sim_draft,
     .advance = advance,
     .profile_draft = profile_draft,
+    .messages = sim_messages,
 };
 
 static const struct kg_plugin plugin = {

@@ -76,6 +76,10 @@ static inline uint64_t sim_mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
+/* messages.c */
+uint32_t sim_messages(const struct kg_exec *x, uint32_t rows, uint32_t samples,
+                      struct kg_message *messages, uint32_t n);
+
 /* sim.c */
 uint64_t sim_now(const struct kg_exec *x);
 int sim_unit_mapped(const struct kg_exec *x, uint32_t kind, uint32_t id);

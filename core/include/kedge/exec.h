@@ -237,6 +237,18 @@ struct kg_view {
     uint64_t n;            /* elements (per token for KG_PAGE) */
 };
 
+/* One kind of message that a step sends to the other ranks, or that the ranks a simulator stands
+ * for would (since minor 3). */
+struct kg_message {
+    const char *what;   /* "hidden", "latent", "logits"; lives until close */
+    uint32_t op, dtype; /* enum kg_comm_op, enum kg_dtype */
+    uint64_t count;     /* elements per rank, as in kg_coll */
+    uint32_t times;     /* calls of a step */
+    uint32_t ranks;     /* that take part */
+    double us;          /* of one call as this backend reckons its steps; 0: it does not */
+    const char *how;    /* with us: the collective it reckons with; lives until close */
+};
+
 struct kg_exec_ops {
     size_t size; /* sizeof(struct kg_exec_ops) as compiled */
 
@@ -296,6 +308,11 @@ struct kg_exec_ops {
      * KG_EINVAL beyond the limits of describe, KG_ENOMEM. */
     int (*profile_draft)(struct kg_exec *exec, uint32_t n_seqs, uint32_t n_tokens, uint32_t context,
                          uint64_t *ns);
+    /* Optional (since minor 3): what a step of `rows` rows sends, `samples` of which go to the
+     * logits; drafting is not in it. Fills at most n entries in the order of first use and returns
+     * how many there are; 0 for one rank. Nothing is sent. */
+    uint32_t (*messages)(const struct kg_exec *exec, uint32_t rows, uint32_t samples,
+                         struct kg_message *messages, uint32_t n);
 };
 
 #endif

@@ -256,7 +256,7 @@ AT(kg_view, offset, 24);
 AT(kg_view, token_stride, 32);
 AT(kg_view, n, 40);
 
-SIZE(kg_exec_ops, 160);
+SIZE(kg_exec_ops, 168);
 AT(kg_exec_ops, open, 8);
 AT(kg_exec_ops, close, 16);
 AT(kg_exec_ops, describe, 24);
@@ -276,6 +276,16 @@ AT(kg_exec_ops, draft, 128);
 AT(kg_exec_ops, advance, 136);
 AT(kg_exec_ops, views, 144);
 AT(kg_exec_ops, profile_draft, 152);
+AT(kg_exec_ops, messages, 160);
+
+SIZE(kg_message, 48);
+AT(kg_message, op, 8);
+AT(kg_message, dtype, 12);
+AT(kg_message, count, 16);
+AT(kg_message, times, 24);
+AT(kg_message, ranks, 28);
+AT(kg_message, us, 32);
+AT(kg_message, how, 40);
 
 SIZE(kg_bootstrap, 48);
 AT(kg_bootstrap, ctx, 8);

@@ -358,6 +358,61 @@ def check_says_what_a_trace_repeats_and_what_an_interval_loses():
     equal(run("check", *K3, "--trace", TINY, "--format", "x").returncode, 2)
 
 
+def messages(*args):
+    r = run("check", "--json", *args)
+    assert r.returncode == 0, r.stderr
+    return json.loads(r.stdout)["messages"]
+
+
+@case
+def check_prices_the_messages_of_k3_on_eight_gpus():
+    conf = os.path.join(ROOT, "scripts/conf/%s.ini")
+    for name, how in (("sim-k3", "between sizes"), ("sim-k3-tables", "the backend's")):
+        m = messages("-c", conf % name)
+        one = [x for x in m if x["step"] == "decode" and x["rows"] == 1]
+        assert [(x["what"], x["op"], x["calls"], x["bytes"]) for x in one] == [
+            ("hidden", "all_reduce", 94, 14336), ("latent", "all_reduce", 92, 7168),
+            ("logits", "all_gather", 1, 40960)], one
+        assert {x["time"] for x in one[:2]} == {how} and {x["ranks"] for x in m} == {8}, one
+        us = sum(x["calls"] * x["us"] for x in one[:2])
+        assert 900 < us < 1050, us  # 0.98 ms of a token alone, published kernels
+    text = run("check", "-c", conf % "sim-k3").stdout
+    assert "B300 SXM on NVLink" in text and re.search(r"decode 8 +hidden sum +94 +114688 ", text), text
+    # the plugin that is configured is asked, and nobody measured it on that many ranks
+    m = messages("-c", conf % "sim-k3", "--set", "plugins.comm=symmem")
+    assert all(x["plugin"] == "symmem" and x["time"] == "not measured" and "us" not in x for x in m), m
+    assert {x["algorithm"] for x in m} == {"one-shot", "two-shot", "direct"}, m
+    assert messages("-c", os.path.join(ROOT, "scripts/conf/tiny.ini")) == []
+
+
+@case
+def times_of_collectives_are_measured_written_and_used():
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "host.comm")
+        r = run("bench", "comm", "--ranks", "2", "--sizes", "256,768,4k", "--repeats", "1", "--calls", "8", "--pin",
+                "--out", path)
+        assert r.returncode == 0 and "all_gather, F32, 2 ranks" in r.stdout, r.stderr
+        with open(path) as f:
+            lines = f.read().splitlines()
+        curves = {tuple(w[1:5]) for w in map(str.split, lines) if w[0] == "time"}
+        assert {c[1] for c in curves} == {"push", "one-shot", "two-shot", "direct"}, curves
+        tp2 = ["-c", os.path.join(ROOT, "scripts/conf/tiny.ini"), "--set", "plugins.comm=symmem", "--set",
+               "parallel.tp=2", "--set", "parallel.comm_times="]
+        one = messages(*tp2[:-1], tp2[-1] + path)[0]
+        assert (one["bytes"], one["time"]) == (768, "measured"), one
+        want = next(w for w in map(str.split, lines) if w[1:6] == ["symmem", one["algorithm"], "all_reduce", "2", "768"])
+        assert abs(one["us"] - float(want[6])) < 1e-9, (one, want)
+        for bad, why in (("time symmem push all_reduce 2 256 1", "256 bytes twice"), ("time symmem push sum 2 4 1", "sum: no such"),
+                         ("time symmem push all_reduce 1 4 1", "ranks"), ("time symmem push all_reduce 2 0 1", "bytes"),
+                         ("time symmem push all_reduce 2 4 -1", "time"), ("time symmem push", "behind it"), ("tune x", "no such key")):
+            with open(path, "w") as f:
+                f.write("\n".join(["kedge-comm 1", "time symmem push all_reduce 2 256 1", bad]) + "\n")
+            r = run("check", *tp2[:-1], tp2[-1] + path)
+            assert r.returncode != 0 and why in r.stderr and path in r.stderr, (bad, r.stderr)
+    r = run("bench", "comm", "--sizes", "255")
+    assert r.returncode == 2 and "multiples of 4" in r.stderr, r.stderr
+
+
 @case
 def check_refuses_what_can_never_run_with_the_numbers():
     r = run("check", *NULL, "--set", "memory.bytes=4096", "--set", "engine.max_seqs=64")

@@ -54,14 +54,6 @@ def a_replay_is_byte_for_byte_the_same_with_1_2_and_4_ranks():
         assert outs[0] == outs[1] == outs[2]
 
 
-@case
-def check_says_how_many_ranks_there_are():
-    for tp in (1, 3):
-        r = subprocess.run([KEDGE, "check", "--json", *sets(tp)], capture_output=True, text=True, timeout=60)
-        assert r.returncode == 0, r.stderr
-        assert json.loads(r.stdout)["ranks"] == tp, r.stdout[-300:]
-
-
 def complete(tp, *more):
     tiny = os.path.join(ROOT, "scripts/conf/tiny.ini")
     args = ["--set", "plugins.comm=symmem", "--set", "parallel.tp=%d" % tp] if tp > 1 else []
@@ -84,11 +76,12 @@ def with_weights_dealt_to_ranks_an_answer_depends_on_the_request_alone():
 
 
 class Server:
-    def __init__(self, tp, *more):
+    def __init__(self, tp, *more, raw=None):
         self.log = tempfile.TemporaryFile("w+")
+        args = raw or sets(tp, "model.path=" + MODEL, "exec-null.vocab=4096", "server.port=0",
+                           "exec-null.clock=real", *more)
         self.p = subprocess.Popen(
-            [KEDGE, "serve", *sets(tp, "model.path=" + MODEL, "exec-null.vocab=4096", "server.port=0",
-                                   "exec-null.clock=real", *more)],
+            [KEDGE, "serve", *args],
             stderr=self.log, stdout=self.log, text=True)
         end = time.monotonic() + 60
         self.port = None
@@ -231,10 +224,53 @@ def a_rank_killed_while_it_starts_is_named_and_the_others_end_at_once():
 
 @case
 def check_says_how_many_ranks_there_are_and_that_they_meet():
-    said = [subprocess.run([KEDGE, "check", *sets(tp, "plugins.comm=symmem")], capture_output=True, text=True,
-                           timeout=60).stdout for tp in (1, 2)]
-    assert "one rank: not called" in said[0] and "not called" not in said[1], said
-    assert "2 ranks, a process each, through comm-symmem" in said[1], said[1]
+    def check(tp, *more):
+        r = subprocess.run([KEDGE, "check", *sets(tp, "plugins.comm=symmem"), *more], capture_output=True,
+                           text=True, timeout=60)
+        assert r.returncode == 0, r.stderr
+        return r.stdout
+    assert "one rank: not called" in check(1)
+    text = check(3)
+    assert "not called" not in text and "3 ranks, a process each, through comm-symmem" in text, text
+    assert [json.loads(check(tp, "--json"))["ranks"] for tp in (1, 3)] == [1, 3]
+
+
+@case
+def check_counts_the_messages_that_a_step_really_sends():
+    tiny = os.path.join(ROOT, "scripts/conf/tiny.ini")
+    args = ["-c", tiny, "--set", "plugins.comm=symmem", "--set", "parallel.tp=2", "--set", "exec-cpu.threads=1",
+            "--set", "server.port=0"]
+    r = subprocess.run([KEDGE, "check", "--json", *args], capture_output=True, text=True, timeout=60)
+    rows = json.loads(r.stdout)["messages"]
+    assert {m["step"] for m in rows} == {"decode", "prefill"} and {m["ranks"] for m in rows} == {2}, rows
+    assert {m["time"] for m in rows} == {"not measured"} and not any("us" in m for m in rows), rows
+    chunk = next(m["rows"] for m in rows if m["step"] == "prefill")
+    s = Server(1, raw=args)
+
+    def sent():
+        with urllib.request.urlopen("http://127.0.0.1:%d/metrics" % s.port, timeout=60) as a:
+            text = a.read().decode()
+        return [int(float(re.search(r'^kedge:%s\{[^}]*symmem[^}]*\} (\S+)' % k, text, re.M).group(1)))
+                for k in ("comm_calls_total", "comm_bytes_total")]
+
+    def step(tokens):
+        before = sent()
+        body = json.dumps({"prompt": tokens, "max_tokens": 1, "ignore_eos": True}).encode()
+        q = urllib.request.Request("http://127.0.0.1:%d/v1/completions" % s.port, body,
+                                   {"Content-Type": "application/json"})
+        urllib.request.urlopen(q, timeout=60).read()
+        return [b - a for a, b in zip(before, sent())]
+
+    def said(name, n):
+        m = [m for m in rows if m["step"] == name and m["rows"] == n]
+        return [sum(x["calls"] for x in m), sum(x["calls"] * x["bytes"] for x in m)]
+
+    try:
+        for what, tokens in (("prefill", [5 + i % 900 for i in range(chunk)]), ("decode", [7])):
+            found, wanted = step(tokens), said(what, len(tokens))
+            assert found == wanted, (what, found, wanted)
+    finally:
+        assert s.end() == 0, s.text()
 
 
 def main():
