@@ -20,7 +20,7 @@
 #define YIELDS 200
 #define NS_PER_S 1000000000ull
 
-static uint64_t clock_ns(void)
+uint64_t symm_now_ns(void)
 {
     struct timespec t;
 
@@ -69,7 +69,7 @@ int symm_lose(struct kg_comm *c, enum symm_loss why, uint32_t rank)
     return KG_EDEVICE;
 }
 
-static int is_dead(const struct kg_comm *c, uint32_t rank)
+int symm_is_dead(const struct kg_comm *c, uint32_t rank)
 {
     struct pollfd p = {.fd = c->pidfds[rank], .events = POLLIN};
 
@@ -79,13 +79,13 @@ static int is_dead(const struct kg_comm *c, uint32_t rank)
 /* The other rank is not there yet: is there still hope? */
 static int hope(struct kg_comm *c, uint32_t rank, uint64_t *give_up_ns)
 {
-    uint64_t now = clock_ns();
+    uint64_t now = symm_now_ns();
 
     if (symm_well(c) != KG_OK)
         return KG_EDEVICE;
     if (atomic_load(&c->head->ranks[rank].left) != 0)
         return symm_lose(c, SYMM_LEFT, rank);
-    if (is_dead(c, rank))
+    if (symm_is_dead(c, rank))
         return symm_lose(c, SYMM_DIED, rank);
     if (*give_up_ns == 0)
         *give_up_ns = c->timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + c->timeout_ns;

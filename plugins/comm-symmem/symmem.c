@@ -48,6 +48,18 @@ static const struct kg_opt options[] = {
      .def = "no",
      .doc = "Compare what was sent with what was read, and outputs between ranks; also on in debug "
             "runs."},
+    {.name = "memory",
+     .type = KG_OPT_ENUM,
+     .offset = offsetof(struct symm_conf, memory),
+     .def = "host",
+     .choices = "host|cuda",
+     .doc = "What collectives work on. cuda: device memory that all ranks map, kernels in stream "
+            "order; not measured."},
+    {.name = "driver",
+     .type = KG_OPT_STR,
+     .offset = offsetof(struct symm_conf, driver),
+     .def = "libcuda.so.1",
+     .doc = "The CUDA driver, loaded with memory = cuda: a name for the loader, or a path."},
     {0},
 };
 
@@ -89,6 +101,14 @@ static struct band bands_of(const struct symm_conf *conf, uint32_t world)
     return out;
 }
 
+uint64_t symm_cuda_push(const struct symm_conf *conf, uint32_t world)
+{
+    /* from what is published of one-shot kernels on NVLink; not measured */
+    uint64_t table = world <= 2 ? 524288 : world <= 4 ? 262144 : 131072;
+
+    return conf->push == 0 ? table : conf->push;
+}
+
 static void choose_bands(struct kg_comm *c)
 {
     const struct band b = bands_of(&c->conf, c->world);
@@ -99,7 +119,7 @@ static void choose_bands(struct kg_comm *c)
         c->conf.spins = (long)c->world <= sysconf(_SC_NPROCESSORS_ONLN) ? 50 : 20;
 }
 
-static const struct symm_conf defaults = {.stage = 1u << 20};
+static const struct symm_conf defaults = {.stage = 1u << 20, .driver = "libcuda.so.1"};
 
 static int is_sum_type(uint32_t dtype)
 {
@@ -116,7 +136,9 @@ static const char *symm_choose(const void *conf, uint32_t world, uint32_t op, ui
     if (world == 0 || world > SYMM_MAX_WORLD || kg_dtype_bytes(dtype) == 0 ||
         __builtin_mul_overflow(count, (uint64_t)kg_dtype_bytes(dtype), &bytes))
         return NULL;
-    const struct band b = bands_of(c, world);
+    struct band b = bands_of(c, world);
+    if (c->memory == SYMM_CUDA)
+        b = (struct band){world, (uint32_t)symm_cuda_push(c, world), 0};
     switch (op) {
     case KG_COMM_ALL_REDUCE:
         if (!is_sum_type(dtype))
@@ -144,6 +166,7 @@ static void symm_close(struct kg_comm *comm)
         for (uint32_t ch = 0; ch < comm->n_channels; ch++)
             symm_wake(comm, ch, comm->rank);
     }
+    symm_cuda_close(comm);
     symm_segment_close(comm);
     host->free(host->ctx, comm, sizeof(*comm));
 }
@@ -186,7 +209,8 @@ static int symm_open(const struct kg_host *host, const void *conf, const struct 
         rc = kg_fail(err, KG_ECONFIG, "comm-symmem: stage = %llu bytes for %u ranks",
                      (unsigned long long)c->conf.stage, c->world);
     else
-        rc = symm_segment_open(c, args->boot, err);
+        rc = c->conf.memory == SYMM_CUDA ? symm_cuda_open(c, args, err)
+                                         : symm_segment_open(c, args->boot, err);
     if (rc != KG_OK) {
         symm_close(c);
         return rc;
@@ -201,9 +225,11 @@ static int symm_alloc(struct kg_comm *comm, uint64_t bytes, void **p)
         return KG_EINVAL;
     if (bytes > comm->symm_bytes - comm->symm_used)
         return KG_ELIMIT;
-    *p = symm_area(comm, comm->rank) + comm->symm_used;
+    uint64_t align = comm->cuda != NULL ? 256 : 64;
+    *p =
+        (comm->cuda != NULL ? symm_cuda_area(comm) : symm_area(comm, comm->rank)) + comm->symm_used;
     uint64_t rest = comm->symm_bytes - comm->symm_used - bytes;
-    uint64_t pad = (64 - bytes % 64) % 64;
+    uint64_t pad = (align - bytes % align) % align;
     comm->symm_used += bytes + (pad < rest ? pad : rest);
     return KG_OK;
 }
@@ -258,7 +284,7 @@ static int run(struct kg_comm *c, enum symm_op op, const struct kg_coll *k, uint
     int rc = begin(c, k->channel, op, op == SYMM_ALL_GATHER ? bytes / c->world : bytes);
     if (rc != KG_OK || k->count == 0)
         return rc;
-    return symm_run(c, op, k);
+    return c->cuda != NULL ? symm_cuda_run(c, op, k) : symm_run(c, op, k);
 }
 
 static int symm_all_reduce(struct kg_comm *comm, const struct kg_coll *c)
@@ -278,7 +304,7 @@ static int symm_all_gather(struct kg_comm *comm, const struct kg_coll *c)
 
 static int symm_all_to_all(struct kg_comm *comm, const struct kg_coll *c)
 {
-    for (uint32_t p = 0; c->counts != NULL && p < comm->world; p++) {
+    for (uint32_t p = 0; comm->cuda == NULL && c->counts != NULL && p < comm->world; p++) {
         if (c->counts[p] > c->count)
             return KG_EINVAL;
     }
@@ -298,7 +324,7 @@ static int symm_barrier(struct kg_comm *comm, uint32_t channel)
     return rc == KG_OK ? symm_meet_all(comm, channel, &said, 0) : rc;
 }
 
-static int symm_poll(struct kg_comm *comm)
+static int look(struct kg_comm *comm)
 {
     struct pollfd p[SYMM_MAX_WORLD];
 
@@ -315,9 +341,21 @@ static int symm_poll(struct kg_comm *comm)
     return KG_OK;
 }
 
+static int symm_poll(struct kg_comm *comm)
+{
+    int rc = look(comm);
+
+    if (comm->cuda != NULL && rc == KG_OK)
+        rc = symm_cuda_poll(comm);
+    if (comm->cuda != NULL && rc != KG_OK)
+        symm_cuda_stop(comm);
+    return rc;
+}
+
 static void symm_abort(struct kg_comm *comm)
 {
     (void)symm_lose(comm, SYMM_ABORTED, comm->rank);
+    symm_cuda_stop(comm);
 }
 
 static const char *const op_names[SYMM_N_OPS] = {
@@ -330,6 +368,7 @@ static const char *const losses[] = {
     [SYMM_LATE] = "time-out waiting for",
     [SYMM_DIFFER] = "a different call by",
     [SYMM_CORRUPT] = "wrong bytes from",
+    [SYMM_DEVICE] = "CUDA error on",
 };
 
 /* Appends to text[n] at *at, cut at its end. */
@@ -395,8 +434,12 @@ static const struct kg_plugin plugin = {
     .minor = KG_COMM_MINOR,
     .name = "symmem",
     .version = KG_VERSION,
-    .summary = "symmetric memory: push, one-shot and two-shot over shared host memory",
+    .summary = "symmetric memory: push, one-shot and two-shot over memory all ranks map",
+#ifdef SYMM_WITH_CUDA
+    .caps = KG_COMM_CAP_FIXED_ORDER | KG_COMM_CAP_HOST | KG_COMM_CAP_CUDA,
+#else
     .caps = KG_COMM_CAP_FIXED_ORDER | KG_COMM_CAP_HOST,
+#endif
     .opts = options,
     .conf_size = sizeof(struct symm_conf),
     .metrics = metrics,

@@ -44,6 +44,7 @@ enum symm_loss {
     SYMM_LATE,
     SYMM_DIFFER,
     SYMM_CORRUPT,
+    SYMM_DEVICE,
 };
 
 /* A rank's word on the collective it is in. */
@@ -101,7 +102,11 @@ struct symm_plan {
 struct symm_conf {
     uint64_t stage, push, one_shot;
     uint32_t spins, checksum;
+    uint32_t memory; /* enum symm_memory */
+    const char *driver;
 };
+
+enum symm_memory { SYMM_HOST, SYMM_CUDA };
 
 /* This rank's side of a channel. */
 struct symm_channel {
@@ -121,6 +126,7 @@ struct kg_comm {
     uint32_t push_max, one_shot_max; /* bytes a rank gives, by the band table or the options */
     int shared;                      /* ranks are threads and share one mapping */
     int sealed;
+    struct symm_cuda *cuda; /* NULL: host memory */
 };
 
 enum {
@@ -186,6 +192,21 @@ static inline uint64_t symm_heard_sum(const struct kg_comm *c, uint32_t channel,
 {
     return symm_meet_of(c, channel, rank)->sums[c->channels[channel].meeting & 1];
 }
+
+/* Whether the process of another rank has ended. */
+int symm_is_dead(const struct kg_comm *c, uint32_t rank);
+uint64_t symm_now_ns(void);
+
+/* symmem.c: up to how many bytes push is used on device memory, bytes a rank gives. */
+uint64_t symm_cuda_push(const struct symm_conf *conf, uint32_t world);
+
+/* cuda_run.c, the same on device memory; KG_ECONFIG from open where it is not built. */
+int symm_cuda_open(struct kg_comm *c, const struct kg_comm_open *args, struct kg_error *err);
+void symm_cuda_close(struct kg_comm *c);
+char *symm_cuda_area(const struct kg_comm *c); /* this rank's, in addresses of the device */
+int symm_cuda_run(struct kg_comm *c, enum symm_op op, const struct kg_coll *coll);
+int symm_cuda_poll(struct kg_comm *c);
+void symm_cuda_stop(struct kg_comm *c); /* kernels in flight leave; any thread */
 
 /* collective.c: the five ops behind the checks, for arguments that are valid. */
 int symm_run(struct kg_comm *c, enum symm_op op, const struct kg_coll *coll);

@@ -1,0 +1,465 @@
+#include "fake_cuda.h"
+
+#include "../../../plugins/comm-symmem/cuda_args.h"
+#include "../../emu/emu.h"
+
+#include <cuda.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define FAKE __attribute__((visibility("default")))
+#define QUEUE 64
+
+FAKE extern struct fake_cuda_plan fake_cuda_plan;
+struct fake_cuda_plan fake_cuda_plan = {.devices = FAKE_DEVICES};
+#define plan fake_cuda_plan
+
+/* The kernels, built for the emulator. */
+void symm_emulate(int staged, unsigned blocks, unsigned threads, const struct symm_cuda_args *a);
+
+struct CUctx_st {
+    int ordinal;
+};
+
+struct handle {
+    int fd;
+    size_t bytes;
+};
+
+struct task {
+    int kernel; /* 1 push, 2 staged, 0 a copy */
+    int stuck;
+    unsigned blocks, threads;
+    struct symm_cuda_args args;
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+
+struct CUstream_st {
+    _Atomic uint64_t given, done;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t change;
+    struct task queue[QUEUE];
+    uint32_t from, n;
+    int ending;
+};
+
+struct CUevent_st {
+    struct CUstream_st *stream;
+    uint64_t behind;
+};
+
+static struct CUctx_st contexts[FAKE_DEVICES] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
+static _Thread_local int current = -1;
+
+static int fails(void)
+{
+    if (atomic_load(&plan.fails) == 0 || atomic_load(&plan.fail_rank) != current)
+        return 0;
+    return atomic_fetch_sub(&plan.fails, 1) == 1;
+}
+
+static CUresult rule(int kept)
+{
+    if (!kept)
+        atomic_fetch_add(&plan.faults, 1);
+    return kept ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+FAKE CUresult cuInit(unsigned int flags)
+{
+    (void)flags;
+    return (CUresult)atomic_load(&plan.init_result);
+}
+
+FAKE CUresult cuGetErrorString(CUresult e, const char **text)
+{
+    *text = e == CUDA_ERROR_NO_DEVICE       ? "no CUDA-capable device is detected"
+            : e == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory"
+                                            : "some error";
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuDeviceGetCount(int *n)
+{
+    *n = atomic_load(&plan.devices);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute what, CUdevice device)
+{
+    (void)device;
+    *value = what == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
+             !atomic_load(&plan.no_vmm);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    *context = &contexts[device];
+    atomic_fetch_add(&plan.contexts, 1);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    (void)device;
+    atomic_fetch_sub(&plan.contexts, 1);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuCtxSetCurrent(CUcontext context)
+{
+    current = context->ordinal;
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuCtxSynchronize(void)
+{
+    return fails() ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+/* --- memory --- */
+
+FAKE CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *prop,
+                                            CUmemAllocationGranularity_flags what)
+{
+    (void)what;
+    *bytes = FAKE_GRANULARITY;
+    return fails() ? CUDA_ERROR_OUT_OF_MEMORY
+                   : rule(prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+}
+
+static struct handle *new_handle(int fd, size_t bytes)
+{
+    struct handle *h = malloc(sizeof(*h));
+
+    if (h == NULL)
+        abort(); /* no case can say anything */
+    *h = (struct handle){fd, bytes};
+    atomic_fetch_add(&plan.handles, 1);
+    return h;
+}
+
+FAKE CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
+                          const CUmemAllocationProp *prop, unsigned long long flags)
+{
+    if (fails())
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (rule(bytes > 0 && bytes % FAKE_GRANULARITY == 0 && flags == 0 &&
+             prop->type == CU_MEM_ALLOCATION_TYPE_PINNED && prop->location.id == current))
+        return CUDA_ERROR_INVALID_VALUE;
+    int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
+        abort();
+    *handle = (CUmemGenericAllocationHandle)(uintptr_t)new_handle(fd, bytes);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    struct handle *h = (struct handle *)(uintptr_t)handle;
+
+    (void)close(h->fd);
+    free(h);
+    atomic_fetch_sub(&plan.handles, 1);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuMemExportToShareableHandle(void *fd, CUmemGenericAllocationHandle handle,
+                                           CUmemAllocationHandleType type, unsigned long long flags)
+{
+    const struct handle *h = (const struct handle *)(uintptr_t)handle;
+
+    if (fails())
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *(int *)fd = dup(h->fd);
+    return rule(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0);
+}
+
+FAKE CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *fd,
+                                             CUmemAllocationHandleType type)
+{
+    int mine = dup((int)(intptr_t)fd);
+    off_t bytes = lseek(mine, 0, SEEK_END);
+
+    if (fails() || rule(mine >= 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
+        (void)close(mine);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *handle = (CUmemGenericAllocationHandle)(uintptr_t)new_handle(mine, (size_t)bytes);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuMemAddressReserve(CUdeviceptr *p, size_t bytes, size_t align, CUdeviceptr at,
+                                  unsigned long long flags)
+{
+    if (fails())
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (rule(bytes % FAKE_GRANULARITY == 0 && align == 0 && at == 0 && flags == 0))
+        return CUDA_ERROR_INVALID_VALUE;
+    void *m = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (m == MAP_FAILED)
+        abort();
+    *p = (CUdeviceptr)(uintptr_t)m;
+    atomic_fetch_add(&plan.ranges, 1);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuMemAddressFree(CUdeviceptr p, size_t bytes)
+{
+    atomic_fetch_sub(&plan.ranges, 1);
+    return rule(munmap((void *)(uintptr_t)p, bytes) == 0);
+}
+
+/* Mapped, but closed until access is set. */
+FAKE CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset,
+                       CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+    const struct handle *h = (const struct handle *)(uintptr_t)handle;
+
+    if (fails())
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (rule(bytes == h->bytes && offset == 0 && flags == 0))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (mmap((void *)(uintptr_t)p, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, h->fd, 0) ==
+        MAP_FAILED)
+        abort();
+    atomic_fetch_add(&plan.maps, 1);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuMemUnmap(CUdeviceptr p, size_t bytes)
+{
+    atomic_fetch_sub(&plan.maps, 1);
+    return rule(mmap((void *)(uintptr_t)p, bytes, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED);
+}
+
+FAKE CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemAccessDesc *desc, size_t n)
+{
+    if (fails())
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (rule(n == 1 && desc->location.id == current &&
+             desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE))
+        return CUDA_ERROR_INVALID_VALUE;
+    return rule(mprotect((void *)(uintptr_t)p, bytes, PROT_READ | PROT_WRITE) == 0);
+}
+
+FAKE CUresult cuMemsetD8_v2(CUdeviceptr p, unsigned char value, size_t bytes)
+{
+    if (fails())
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memset((void *)(uintptr_t)p, value, bytes);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuMemHostAlloc(void **p, size_t bytes, unsigned int flags)
+{
+    if (fails())
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    atomic_fetch_add(&plan.hosts, 1);
+    return rule(*p != NULL && flags == CU_MEMHOSTALLOC_DEVICEMAP);
+}
+
+FAKE CUresult cuMemFreeHost(void *p)
+{
+    free(p);
+    atomic_fetch_sub(&plan.hosts, 1);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, unsigned int flags)
+{
+    *device = (CUdeviceptr)(uintptr_t)host;
+    return fails() ? CUDA_ERROR_OUT_OF_MEMORY : rule(flags == 0);
+}
+
+/* --- kernels --- */
+
+FAKE CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+    uint32_t magic;
+
+    if (fails())
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memcpy(&magic, image, sizeof(magic));
+    *module = (CUmodule)(uintptr_t)1;
+    atomic_fetch_add(&plan.modules, 1);
+    return rule(magic == 0xba55ed50u); /* a container of device code */
+}
+
+FAKE CUresult cuModuleUnload(CUmodule module)
+{
+    (void)module;
+    atomic_fetch_sub(&plan.modules, 1);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuModuleGetFunction(CUfunction *f, CUmodule module, const char *name)
+{
+    (void)module;
+    if (fails())
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *f = (CUfunction)(uintptr_t)(strcmp(name, "symm_push") == 0 ? 1 : 2);
+    return rule(strcmp(name, "symm_push") == 0 || strcmp(name, "symm_staged") == 0);
+}
+
+static void perform(const struct task *t)
+{
+    struct symm_cuda_word *w = (struct symm_cuda_word *)(uintptr_t)t->args.word;
+
+    if (t->kernel == 0) {
+        memcpy(t->to, t->from, t->bytes);
+        return;
+    }
+    while (t->stuck && __atomic_load_n(&w->stop, __ATOMIC_ACQUIRE) == 0)
+        (void)usleep(100);
+    if (!t->stuck)
+        symm_emulate(t->kernel == 2, t->blocks, t->threads, &t->args);
+}
+
+static void *work(void *arg)
+{
+    struct CUstream_st *s = arg;
+
+    (void)pthread_mutex_lock(&s->lock);
+    for (;;) {
+        while (s->n == 0 && !s->ending)
+            (void)pthread_cond_wait(&s->change, &s->lock);
+        if (s->n == 0)
+            break;
+        struct task t = s->queue[s->from];
+        s->from = (s->from + 1) % QUEUE;
+        s->n--;
+        (void)pthread_mutex_unlock(&s->lock);
+        perform(&t);
+        atomic_fetch_add(&s->done, 1);
+        (void)pthread_mutex_lock(&s->lock);
+        (void)pthread_cond_broadcast(&s->change);
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+static void give(struct CUstream_st *s, const struct task *t)
+{
+    (void)pthread_mutex_lock(&s->lock);
+    while (s->n == QUEUE)
+        (void)pthread_cond_wait(&s->change, &s->lock);
+    s->queue[(s->from + s->n++) % QUEUE] = *t;
+    atomic_fetch_add(&s->given, 1);
+    (void)pthread_cond_broadcast(&s->change);
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+FAKE CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
+                             unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
+                             CUstream stream, void **args, void **extra)
+{
+    struct task t = {.kernel = (int)(uintptr_t)f,
+                     .blocks = gx,
+                     .threads = bx,
+                     .stuck = atomic_exchange(&plan.stuck[current], 0)};
+
+    if (rule(gy == 1 && gz == 1 && by == 1 && bz == 1 && shared == 0 && extra == NULL))
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(&t.args, args[0], sizeof(t.args));
+    give(stream, &t);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    const struct task t = {.to = to, .from = (const void *)(uintptr_t)from, .bytes = bytes};
+
+    give(stream, &t);
+    return CUDA_SUCCESS;
+}
+
+/* --- streams and events --- */
+
+FAKE CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
+{
+    struct CUstream_st *s = fails() ? NULL : calloc(1, sizeof(*s));
+
+    (void)flags;
+    if (s == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    (void)pthread_mutex_init(&s->lock, NULL);
+    (void)pthread_cond_init(&s->change, NULL);
+    if (pthread_create(&s->thread, NULL, work, s) != 0)
+        abort();
+    atomic_fetch_add(&plan.streams, 1);
+    *stream = s;
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    (void)pthread_mutex_lock(&stream->lock);
+    stream->ending = 1;
+    (void)pthread_cond_broadcast(&stream->change);
+    (void)pthread_mutex_unlock(&stream->lock);
+    (void)pthread_join(stream->thread, NULL);
+    (void)pthread_cond_destroy(&stream->change);
+    (void)pthread_mutex_destroy(&stream->lock);
+    free(stream);
+    atomic_fetch_sub(&plan.streams, 1);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    (void)stream;
+    *status = atomic_load(&plan.capturing) ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                           : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuEventCreate(CUevent *event, unsigned int flags)
+{
+    struct CUevent_st *e = fails() ? NULL : calloc(1, sizeof(*e));
+
+    (void)flags;
+    if (e == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    atomic_fetch_add(&plan.events, 1);
+    *event = e;
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuEventDestroy_v2(CUevent event)
+{
+    free(event);
+    atomic_fetch_sub(&plan.events, 1);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    event->stream = stream;
+    event->behind = atomic_load(&stream->given);
+    return CUDA_SUCCESS;
+}
+
+FAKE CUresult cuEventQuery(CUevent event)
+{
+    if (kg_emu_fault()[0] != '\0')
+        return CUDA_ERROR_LAUNCH_FAILED;
+    return event->stream == NULL || atomic_load(&event->stream->done) >= event->behind
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_NOT_READY;
+}
