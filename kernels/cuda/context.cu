@@ -69,12 +69,20 @@ static int failed(struct kg_cuda *c, cudaError_t e)
     return 1;
 }
 
+/* The run time keeps a device for each thread, and any thread may come next. */
+static cudaError_t enter(struct kg_cuda *c)
+{
+    return cudaSetDevice(c->device);
+}
+
 /* ---- for operations ----------------------------------------------------------------------- */
 
 int kg_op(struct kg_team *team, const char *name)
 {
-    of(team)->op = name;
-    return of(team)->error.rc == 0;
+    struct kg_cuda *c = of(team);
+
+    c->op = name;
+    return c->error.rc == 0 && !failed(c, enter(c));
 }
 
 void kg_keep(struct kg_team *team, int rc, const char *text)
@@ -312,12 +320,6 @@ extern "C" struct kg_team *kg_cuda_team(struct kg_cuda *cuda)
 }
 
 /* ---- memory ------------------------------------------------------------------------------- */
-
-/* The run time keeps a device for each thread. */
-static cudaError_t enter(struct kg_cuda *c)
-{
-    return cudaSetDevice(c->device);
-}
 
 static int answer(struct kg_cuda *c, cudaError_t e, const char *what, uint64_t bytes,
                   struct kg_error *err)

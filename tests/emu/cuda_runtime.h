@@ -254,12 +254,26 @@ void check_pointer(const char *kernel, const void *p);
 void check_words(const char *kernel, const void *arg, size_t bytes);
 void queue(cudaStream_t stream, work fn);
 
+/* Words of a structure are looked at where the compiler can tell its padding, which holds old
+ * pointers now and then. */
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_clear_padding)
+#define KG_EMU_SEES_WORDS 1
+#endif
+#endif
+
 template <class T> void check_argument(const char *kernel, const T &arg)
 {
-    if constexpr (std::is_pointer_v<T>)
+    if constexpr (std::is_pointer_v<T>) {
         check_pointer(kernel, static_cast<const void *>(arg));
-    else if constexpr (std::is_class_v<T> && sizeof(T) >= sizeof(void *))
-        check_words(kernel, &arg, sizeof(T));
+    } else if constexpr (std::is_class_v<T> && sizeof(T) >= sizeof(void *)) {
+#ifdef KG_EMU_SEES_WORDS
+        T plain = arg;
+
+        __builtin_clear_padding(&plain);
+        check_words(kernel, &plain, sizeof(T));
+#endif
+    }
 }
 
 template <class... P, class... A>
