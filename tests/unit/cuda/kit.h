@@ -5,7 +5,44 @@
 #include "tests/unit/kernels/kit.h"
 
 #include "kernels/cuda/cuda.h"
+
+#ifndef KG_ON_DEVICE
 #include "tests/emu/emu.h"
+#else
+/* The same tests on a device: what the emulator looks for is not looked for. */
+#define KG_EMU_RACES 1u
+#define KG_EMU_BACKWARD 2u
+static inline void kg_emu_reset(void)
+{
+}
+static inline unsigned kg_emu_checks(void)
+{
+    return 0;
+}
+static inline void kg_emu_set_checks(unsigned checks)
+{
+    (void)checks;
+}
+static inline const char *kg_emu_fault(void)
+{
+    return "";
+}
+static inline int kg_emu_bytes(void)
+{
+    return 0;
+}
+/* Before main: without a device the program is skipped. */
+__attribute__((constructor)) static void skip_without_device(void)
+{
+    struct kg_error err;
+    uint32_t n;
+
+    if (kg_cuda_count(&n, &err) < 0) {
+        printf("skipped: %s\n", err.text);
+        exit(77);
+    }
+}
+#endif
 
 struct rig {
     struct kg_cuda *cuda;
