@@ -1,6 +1,6 @@
 #include "model/accept.h"
 
-#include "model/exact.h"
+#include "kernels/exact.h"
 
 #include <math.h>
 

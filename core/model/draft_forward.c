@@ -1,6 +1,6 @@
 #include "model/draft_impl.h"
 
-#include "model/exact.h"
+#include "kernels/exact.h"
 
 #include <math.h>
 #include <string.h>

@@ -16,8 +16,10 @@
  * The noise of a token does not depend on the filters, on the batch or on what ran before: only
  * on the seed, the position and the token.
  *
- * All arithmetic is IEEE double with +, -, * and / in one written order (no libm, no fused
- * products), so a row gives the same token and the same log probabilities on every machine.
+ * All arithmetic is IEEE double with +, -, * and / (no libm, no fused products;
+ * kernels/sampling.h). Sums of weights of the softmax are of whole numbers, units of 2^-41 of the
+ * largest weight, so they have no order: a row gives the same token and the same log probabilities
+ * on every machine, and on devices that share a row among many threads.
  */
 #ifndef KEDGE_MODEL_SAMPLE_H
 #define KEDGE_MODEL_SAMPLE_H

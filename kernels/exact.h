@@ -3,18 +3,25 @@
  * and with every libm (contraction of products is off in the build). Good to a few units in the
  * last place. Written without branches, so that compilers can vectorise loops over them.
  */
-#ifndef KEDGE_MODEL_EXACT_H
-#define KEDGE_MODEL_EXACT_H
+#ifndef KEDGE_KERNELS_EXACT_H
+#define KEDGE_KERNELS_EXACT_H
 
 #include <stdint.h>
 #include <string.h>
+
+/* What is marked so runs on a CUDA device too. */
+#ifdef __CUDACC__
+#define KG_HD __host__ __device__
+#else
+#define KG_HD
+#endif
 
 /* ln 2 in two parts: k * KG_LN2_HI is exact for |k| < 2^11. */
 #define KG_LN2_HI 0x1.62e42fefa3800p-1
 #define KG_LN2_LO 0x1.ef35793c76730p-45
 
 /* e^x for x <= 700; below -700 the value at -700 (1e-304). x must not be NaN. */
-static inline double kg_exact_exp(double x)
+static inline KG_HD double kg_exact_exp(double x)
 {
     const double shift = 0x1.8p52; /* adding it rounds to an integer */
     double y = x < -700.0 ? -700.0 : x;
@@ -45,7 +52,7 @@ static inline double kg_exact_exp(double x)
 }
 
 /* ln x for normal, positive, finite x. */
-static inline double kg_exact_log(double x)
+static inline KG_HD double kg_exact_log(double x)
 {
     uint64_t bits, up;
     double m, k;
