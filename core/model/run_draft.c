@@ -1,4 +1,4 @@
-#include "cpu.h"
+#include "model/run.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -9,13 +9,13 @@
  * page are copied there. Drafts stay here, by slot, until the step that verifies them.
  */
 
-int cpu_draft_load(struct kg_exec *e, const struct kg_exec_open *args, struct kg_error *err)
+int kg_run_draft_load(struct kg_exec *e, const struct kg_exec_open *args, struct kg_error *err)
 {
     return kg_draft_ckpt_open(args->draft_path, &e->ckpt->config, args->model_path, &e->draft.ckpt,
                               err);
 }
 
-int cpu_draft_open(struct kg_exec *e, struct kg_error *err)
+int kg_run_draft_open(struct kg_exec *e, struct kg_error *err)
 {
     struct kg_drafter_args args = {.host = e->host,
                                    .kernels = e->kernels,
@@ -32,7 +32,7 @@ int cpu_draft_open(struct kg_exec *e, struct kg_error *err)
     return KG_OK;
 }
 
-uint32_t cpu_draft_pages(const struct kg_exec *e, uint32_t page_tokens)
+uint32_t kg_run_draft_pages(const struct kg_exec *e, uint32_t page_tokens)
 {
     uint64_t n;
 
@@ -42,15 +42,15 @@ uint32_t cpu_draft_pages(const struct kg_exec *e, uint32_t page_tokens)
     return (uint32_t)((n + page_tokens - 1) / page_tokens);
 }
 
-uint64_t cpu_draft_q_bytes(const struct kg_exec *e)
+uint64_t kg_run_draft_q_bytes(const struct kg_exec *e)
 {
     return (uint64_t)e->limits.max_seqs * e->draft.ckpt->config.block * e->limits.vocab *
            sizeof(*e->draft.q);
 }
 
-int cpu_draft_bind(struct kg_exec *e, struct kg_error *err)
+int kg_run_draft_bind(struct kg_exec *e, struct kg_error *err)
 {
-    struct cpu_drafting *d = &e->draft;
+    struct kg_run_drafting *d = &e->draft;
     uint64_t seqs = e->limits.max_seqs, block;
 
     if (d->ckpt == NULL)
@@ -65,12 +65,12 @@ int cpu_draft_bind(struct kg_exec *e, struct kg_error *err)
                        (unsigned long long)d->bytes);
     memset(d->mem, 0, d->bytes);
     d->seqs = (struct kg_draft_seq *)(void *)d->mem;
-    d->runs = (struct cpu_draft_run *)(void *)(d->seqs + seqs);
+    d->runs = (struct kg_run_draft_run *)(void *)(d->seqs + seqs);
     d->before = (uint32_t *)(void *)(d->runs + seqs);
     d->saved = d->before + seqs;
     d->tokens = d->saved + seqs * d->spare;
     /* Only requests judged by rejection touch it: mapped, so that the rest takes no memory. */
-    d->q_bytes = cpu_draft_q_bytes(e);
+    d->q_bytes = kg_run_draft_q_bytes(e);
     void *q = mmap(NULL, d->q_bytes, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (q == MAP_FAILED)
@@ -80,9 +80,9 @@ int cpu_draft_bind(struct kg_exec *e, struct kg_error *err)
     return KG_OK;
 }
 
-void cpu_draft_unbind(struct kg_exec *e)
+void kg_run_draft_unbind(struct kg_exec *e)
 {
-    struct cpu_drafting *d = &e->draft;
+    struct kg_run_drafting *d = &e->draft;
 
     if (d->q != NULL)
         (void)munmap(d->q, d->q_bytes);
@@ -91,14 +91,14 @@ void cpu_draft_unbind(struct kg_exec *e)
     d->mem = NULL;
 }
 
-void cpu_draft_close(struct kg_exec *e)
+void kg_run_draft_close(struct kg_exec *e)
 {
-    cpu_draft_unbind(e);
+    kg_run_draft_unbind(e);
     kg_drafter_close(e->draft.drafter);
     kg_draft_ckpt_close(e->draft.ckpt);
 }
 
-const uint32_t *cpu_draft_tokens(const struct kg_exec *e, uint32_t slot)
+const uint32_t *kg_run_draft_tokens(const struct kg_exec *e, uint32_t slot)
 {
     return e->draft.tokens + (size_t)slot * e->draft.ckpt->config.block;
 }
@@ -109,7 +109,7 @@ static float *q_of(const struct kg_exec *e, uint32_t slot, uint32_t k)
     return e->draft.q + ((size_t)slot * e->draft.ckpt->config.block + k) * e->limits.vocab;
 }
 
-const float *cpu_draft_q(const struct kg_exec *e, uint32_t slot)
+const float *kg_run_draft_q(const struct kg_exec *e, uint32_t slot)
 {
     const struct kg_sampling *s = &e->slots.slots[slot].sampling;
 
@@ -130,7 +130,7 @@ static uint32_t class_of(const struct kg_sampling *s)
 /* Tokens a sequence may draft: the context has room for them and one more. */
 static uint32_t allowed(const struct kg_exec *e, const struct kg_draft *d)
 {
-    const struct cpu_slot *s = &e->slots.slots[d->slot];
+    const struct kg_run_slot *s = &e->slots.slots[d->slot];
     uint32_t most;
 
     most = e->limits.max_context - s->past;
@@ -141,20 +141,20 @@ static uint32_t allowed(const struct kg_exec *e, const struct kg_draft *d)
 /* Puts the block's pages behind the sequence's whole ones; `run` remembers what was there. */
 static void begin_run(struct kg_exec *e, struct kg_draft *draft, uint32_t i, uint32_t n)
 {
-    struct cpu_drafting *d = &e->draft;
-    struct cpu_slot *s = &e->slots.slots[draft->slot];
-    struct cpu_draft_run *run = &d->runs[i];
+    struct kg_run_drafting *d = &e->draft;
+    struct kg_run_slot *s = &e->slots.slots[draft->slot];
+    struct kg_run_draft_run *run = &d->runs[i];
     uint32_t whole = s->past / e->arena.layout.page_tokens;
 
-    *run =
-        (struct cpu_draft_run){.draft = draft, .survival = 1, .slot = draft->slot, .whole = whole};
+    *run = (struct kg_run_draft_run){
+        .draft = draft, .survival = 1, .slot = draft->slot, .whole = whole};
     memcpy(d->saved + (size_t)i * d->spare, s->pages + whole, d->spare * sizeof(*d->saved));
     for (uint32_t j = 0; j < d->spare; j++)
-        s->pages[whole + j] = cpu_spare_page(&e->arena, i * d->spare + j);
+        s->pages[whole + j] = kg_run_spare_page(&e->arena, i * d->spare + j);
     run->sampling = s->sampling;
     if (s->sampling.accept != KG_ACCEPT_COUPLED)
         run->sampling.seed = kg_sample_stream(s->sampling.seed, KG_STREAM_DRAFT, s->past + 1);
-    run->counts = cpu_count_tokens(e, draft->slot);
+    run->counts = kg_run_count_tokens(e, draft->slot);
     d->before[i] = s->history[s->past];
     d->seqs[i] = (struct kg_draft_seq){.past = s->past,
                                        .anchor = s->history[s->past],
@@ -167,9 +167,9 @@ static void begin_run(struct kg_exec *e, struct kg_draft *draft, uint32_t i, uin
 static void draw_task(void *arg, uint32_t task, uint32_t member)
 {
     struct kg_exec *e = arg;
-    struct cpu_drafting *d = &e->draft;
-    struct cpu_draft_run *run = &d->runs[task];
-    const struct cpu_slot *s = &e->slots.slots[run->slot];
+    struct kg_run_drafting *d = &e->draft;
+    struct kg_run_draft_run *run = &d->runs[task];
+    const struct kg_run_slot *s = &e->slots.slots[run->slot];
     uint32_t k = d->k, at = s->past + 1 + k;
     void *scratch = e->step.sample_scratch + member * e->step.sample_bytes;
     struct kg_sample_row row = {.logits = kg_drafter_logits(d->drafter, task, k),
@@ -181,7 +181,7 @@ static void draw_task(void *arg, uint32_t task, uint32_t member)
 
     if (run->done || d->seqs[task].n <= k)
         return;
-    if (cpu_draft_q(e, run->slot) != NULL)
+    if (kg_run_draft_q(e, run->slot) != NULL)
         kg_accept_draw(&row, scratch, &run->pick, q_of(e, run->slot, k));
     else
         kg_sample(&row, scratch, &run->pick, NULL);
@@ -190,10 +190,10 @@ static void draw_task(void *arg, uint32_t task, uint32_t member)
 /* Takes over draft k of every sequence; what is not finite ends its draft. */
 static void keep_drafts(struct kg_exec *e, uint32_t n)
 {
-    struct cpu_drafting *d = &e->draft;
+    struct kg_run_drafting *d = &e->draft;
 
     for (uint32_t i = 0; i < n; i++) {
-        struct cpu_draft_run *run = &d->runs[i];
+        struct kg_run_draft_run *run = &d->runs[i];
         if (run->done || d->seqs[i].n <= d->k)
             continue;
         if (run->pick.flags & KG_RES_NAN) {
@@ -212,7 +212,7 @@ static void keep_drafts(struct kg_exec *e, uint32_t n)
 
 static int check_drafts(const struct kg_exec *e, const struct kg_draft *drafts, uint32_t n)
 {
-    const struct cpu_slot *s;
+    const struct kg_run_slot *s;
 
     if (!e->bound || e->draft.drafter == NULL || e->step.waiting || n > e->limits.max_seqs)
         return KG_EINVAL;
@@ -234,18 +234,18 @@ static int check_drafts(const struct kg_exec *e, const struct kg_draft *drafts, 
 static void end_runs(struct kg_exec *e, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
-        const struct cpu_draft_run *run = &e->draft.runs[i];
-        struct cpu_slot *s = &e->slots.slots[run->slot];
+        const struct kg_run_draft_run *run = &e->draft.runs[i];
+        struct kg_run_slot *s = &e->slots.slots[run->slot];
         memcpy(s->pages + run->whole, e->draft.saved + (size_t)i * e->draft.spare,
                e->draft.spare * sizeof(*s->pages));
         s->n_drafted = run->draft->n;
     }
 }
 
-int cpu_draft(struct kg_exec *e, struct kg_draft *drafts, uint32_t n)
+int kg_run_draft(struct kg_exec *e, struct kg_draft *drafts, uint32_t n)
 {
-    struct cpu_drafting *d = &e->draft;
-    uint64_t start = cpu_now_ns(e);
+    struct kg_run_drafting *d = &e->draft;
+    uint64_t start = kg_run_now_ns(e);
     uint32_t n_runs = 0, most = 0;
     int rc = check_drafts(e, drafts, n);
 
@@ -267,6 +267,6 @@ int cpu_draft(struct kg_exec *e, struct kg_draft *drafts, uint32_t n)
         keep_drafts(e, n_runs);
     }
     end_runs(e, n_runs);
-    d->ns += cpu_now_ns(e) - start;
+    d->ns += kg_run_now_ns(e) - start;
     return KG_OK;
 }

@@ -1,4 +1,4 @@
-#include "cpu.h"
+#include "model/run.h"
 
 static uint32_t mla_views(const struct kg_exec *e, struct kg_view *v)
 {
@@ -73,7 +73,7 @@ static void kda_views(const struct kg_exec *e, struct kg_view *v)
     }
 }
 
-int cpu_views_open(struct kg_exec *e, struct kg_error *err)
+int kg_run_views_open(struct kg_exec *e, struct kg_error *err)
 {
     const struct kg_model_config *c = kg_model_local(e->model);
     uint32_t n = c->n_mla_layers + 2 * c->n_kda_layers;

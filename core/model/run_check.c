@@ -1,4 +1,4 @@
-#include "slots.h"
+#include "model/run_slots.h"
 
 #include <math.h>
 
@@ -41,10 +41,10 @@ static int check_sampling(uint32_t i, const struct kg_seq *seq, uint32_t vocab,
     return KG_OK;
 }
 
-static int check_reset(const struct cpu_slots *s, uint32_t i, const struct kg_seq *seq,
+static int check_reset(const struct kg_run_slots *s, uint32_t i, const struct kg_seq *seq,
                        struct kg_error *err)
 {
-    const struct cpu_limits *l = &s->limits;
+    const struct kg_run_limits *l = &s->limits;
     uint32_t known = seq->past + (seq->n_rows - seq->n_draft);
 
     if (seq->history == NULL || seq->n_history < known)
@@ -68,11 +68,11 @@ static int check_reset(const struct cpu_slots *s, uint32_t i, const struct kg_se
 }
 
 /* Slot, epoch of the batch, position and tokens. */
-static int check_identity(struct cpu_slots *s, uint32_t i, const struct kg_seq *seq,
+static int check_identity(struct kg_run_slots *s, uint32_t i, const struct kg_seq *seq,
                           struct kg_error *err)
 {
-    const struct cpu_limits *l = &s->limits;
-    const struct cpu_slot *slot;
+    const struct kg_run_limits *l = &s->limits;
+    const struct kg_run_slot *slot;
     uint32_t own; /* drafts of the backend's drafter */
 
     if (seq->slot >= l->max_seqs)
@@ -110,10 +110,10 @@ static int check_identity(struct cpu_slots *s, uint32_t i, const struct kg_seq *
 }
 
 /* The tokens of the step must be those the history has at their positions. */
-static int check_tokens(const struct cpu_slots *s, uint32_t i, const struct kg_seq *seq,
+static int check_tokens(const struct kg_run_slots *s, uint32_t i, const struct kg_seq *seq,
                         struct kg_error *err)
 {
-    const struct cpu_slot *slot = &s->slots[seq->slot];
+    const struct kg_run_slot *slot = &s->slots[seq->slot];
     int reset = (seq->flags & KG_SEQ_RESET) != 0;
     const uint32_t *history = reset ? seq->history : slot->history;
     uint32_t n = reset ? seq->n_history : slot->n_history;
@@ -132,7 +132,7 @@ static int check_tokens(const struct cpu_slots *s, uint32_t i, const struct kg_s
 }
 
 /* Marks a unit as written in this step; 0 when another sequence writes it too. */
-static int mark_written(struct cpu_slots *s, uint32_t kind, uint32_t id)
+static int mark_written(struct kg_run_slots *s, uint32_t kind, uint32_t id)
 {
     if (s->written[kind][id] == s->check)
         return 0;
@@ -140,10 +140,10 @@ static int mark_written(struct cpu_slots *s, uint32_t kind, uint32_t id)
     return 1;
 }
 
-static int check_pages(struct cpu_slots *s, const struct cpu_arena *a, uint32_t i,
+static int check_pages(struct kg_run_slots *s, const struct kg_run_arena *a, uint32_t i,
                        const struct kg_seq *seq, struct kg_error *err)
 {
-    const struct cpu_slot *slot = &s->slots[seq->slot];
+    const struct kg_run_slot *slot = &s->slots[seq->slot];
     uint32_t had = seq->flags & KG_SEQ_RESET ? 0 : slot->n_pages;
     uint32_t tokens = a->layout.page_tokens, end = seq->past + seq->n_rows;
     uint64_t have = (uint64_t)had + seq->n_pages, need = ((uint64_t)end + tokens - 1) / tokens;
@@ -158,7 +158,7 @@ static int check_pages(struct cpu_slots *s, const struct cpu_arena *a, uint32_t 
                       s->max_pages);
     for (uint32_t j = 0; j < need; j++) {
         uint32_t id = j < had ? slot->pages[j] : seq->pages[j - had];
-        if (!cpu_unit_is_mapped(a, KG_PAGE, id))
+        if (!kg_run_unit_is_mapped(a, KG_PAGE, id))
             return REFUSE(err, i, seq, "page %u of the list, id %u, is not mapped", j, id);
         if (j >= seq->past / tokens && !mark_written(s, KG_PAGE, id))
             return REFUSE(err, i, seq, "page id %u is written twice in this step", id);
@@ -171,10 +171,10 @@ static int check_pages(struct cpu_slots *s, const struct cpu_arena *a, uint32_t 
     return KG_OK;
 }
 
-static int check_state(struct cpu_slots *s, const struct cpu_arena *a, uint32_t i,
+static int check_state(struct kg_run_slots *s, const struct kg_run_arena *a, uint32_t i,
                        const struct kg_seq *seq, struct kg_error *err)
 {
-    if (!cpu_unit_is_mapped(a, KG_STATE, seq->state))
+    if (!kg_run_unit_is_mapped(a, KG_STATE, seq->state))
         return REFUSE(err, i, seq, "working state %u is not mapped", seq->state);
     if (!mark_written(s, KG_STATE, seq->state))
         return REFUSE(err, i, seq, "state %u is written twice in this step", seq->state);
@@ -185,7 +185,7 @@ static int check_state(struct cpu_slots *s, const struct cpu_arena *a, uint32_t 
         return REFUSE(err, i, seq, "keeps state %u, but the slot's is %u", seq->state,
                       s->slots[seq->slot].state);
     if (seq->state_src != KG_STATE_ZERO && seq->state_src != KG_STATE_KEEP &&
-        !cpu_unit_is_mapped(a, KG_STATE, seq->state_src))
+        !kg_run_unit_is_mapped(a, KG_STATE, seq->state_src))
         return REFUSE(err, i, seq, "state_src %u is not mapped", seq->state_src);
     if (seq->n_orders > s->limits.max_orders || (seq->n_orders > 0 && seq->orders == NULL))
         return REFUSE(err, i, seq, "%u checkpoint orders, most is %u", seq->n_orders,
@@ -196,7 +196,7 @@ static int check_state(struct cpu_slots *s, const struct cpu_arena *a, uint32_t 
         if (at <= after || at > seq->past + seq->n_rows)
             return REFUSE(err, i, seq, "orders[%u] at position %u, wanted above %u and at most %u",
                           j, at, after, seq->past + seq->n_rows);
-        if (!cpu_unit_is_mapped(a, KG_STATE, unit))
+        if (!kg_run_unit_is_mapped(a, KG_STATE, unit))
             return REFUSE(err, i, seq, "orders[%u]: state %u is not mapped", j, unit);
         if (!mark_written(s, KG_STATE, unit))
             return REFUSE(err, i, seq, "state %u is written twice in this step", unit);
@@ -205,7 +205,7 @@ static int check_state(struct cpu_slots *s, const struct cpu_arena *a, uint32_t 
 }
 
 /* A copied state must not be one that this step writes: its bytes would depend on the order. */
-static int check_sources(const struct cpu_slots *s, uint32_t i, const struct kg_seq *seq,
+static int check_sources(const struct kg_run_slots *s, uint32_t i, const struct kg_seq *seq,
                          struct kg_error *err)
 {
     if (seq->state_src == KG_STATE_ZERO || seq->state_src == KG_STATE_KEEP ||
@@ -216,8 +216,8 @@ static int check_sources(const struct cpu_slots *s, uint32_t i, const struct kg_
     return KG_OK;
 }
 
-int cpu_batch_check(struct cpu_slots *s, const struct cpu_arena *a, const struct kg_batch *batch,
-                    struct kg_error *err)
+int kg_run_batch_check(struct kg_run_slots *s, const struct kg_run_arena *a,
+                       const struct kg_batch *batch, struct kg_error *err)
 {
     uint64_t rows = 0;
     int rc = KG_OK;

@@ -1,4 +1,4 @@
-#include "cpu.h"
+#include "model/run.h"
 
 #include <string.h>
 #include <time.h>
@@ -15,7 +15,7 @@ struct bench {
     struct kg_forward pass;
     uint32_t n_prefix, n_tail, n_stock; /* pages: per sequence twice, in all */
     uint64_t arena_bytes, list_bytes;
-    uint8_t *lists;
+    uint8_t *lists, *dev_lists; /* dev_lists: their twin on a device */
     uint32_t *page_table, *state_table, *pages, *tokens, *out_rows, *commit;
     struct kg_forward_seq *seqs;
 };
@@ -50,10 +50,12 @@ static int take_lists(struct bench *b, const struct kg_exec *e, uint32_t n_seqs,
 
     b->list_bytes = n_seqs * sizeof(*b->seqs) + words * sizeof(uint32_t);
     b->lists = e->host->alloc(e->host->ctx, b->list_bytes, 64);
-    b->units.arena = e->host->alloc(e->host->ctx, b->arena_bytes, KG_MODEL_ALIGN);
-    if (b->lists == NULL || b->units.arena == NULL)
+    b->units.arena = kg_memory_alloc(e->memory, e->host, b->arena_bytes, KG_MODEL_ALIGN);
+    if (e->memory != NULL)
+        b->dev_lists = kg_memory_alloc(e->memory, e->host, b->list_bytes, 64);
+    if (b->lists == NULL || b->units.arena == NULL || (e->memory != NULL && b->dev_lists == NULL))
         return KG_ENOMEM;
-    memset(b->units.arena, 0, b->arena_bytes);
+    kg_memory_fill(e->memory, b->units.arena, 0, b->arena_bytes);
     b->seqs = (struct kg_forward_seq *)(void *)b->lists;
     b->page_table = (uint32_t *)(void *)(b->seqs + n_seqs);
     b->state_table = b->page_table + n_pages;
@@ -111,32 +113,61 @@ static void fill(struct bench *b, const struct kg_exec *e, uint32_t n_seqs, uint
                                   .n_logits = n_out};
 }
 
+/* The same list on the device. */
+static const uint32_t *twin(const struct bench *b, const uint32_t *list)
+{
+    return (const uint32_t *)(const void *)(b->dev_lists + ((const uint8_t *)list - b->lists));
+}
+
+/* Lists that kernels read go to the device, and the pass points at them there. */
+static void send_lists(struct bench *b, const struct kg_exec *e)
+{
+    if (e->memory == NULL)
+        return;
+    kg_memory_upload(e->memory, b->dev_lists, b->lists, b->list_bytes);
+    for (uint32_t i = 0; i < b->pass.n_seqs; i++)
+        b->seqs[i].pages = twin(b, b->seqs[i].pages);
+    b->pass.tokens = twin(b, b->tokens);
+    b->units.table[KG_PAGE] = twin(b, b->page_table);
+}
+
+static void give_back(const struct kg_exec *e, struct bench *b)
+{
+    kg_memory_free(e->memory, e->host, b->units.arena, b->arena_bytes);
+    kg_memory_free(e->memory, e->host, b->dev_lists, b->list_bytes);
+    e->host->free(e->host->ctx, b->lists, b->list_bytes);
+}
+
 /* One step: the pass, a greedy pick from every row that yields a token, the commit of windows and
  * the records of the drafter. */
-static uint64_t run(struct kg_exec *e, const struct bench *b)
+static int run(struct kg_exec *e, const struct bench *b, uint64_t *ns)
 {
     static const struct kg_sampling greedy = {.top_p = 1.0f};
-    uint64_t start = cpu_now_ns(e);
+    uint64_t start = kg_run_now_ns(e);
 
-    kg_model_forward(e->model, &b->pass);
+    kg_run_pass(e, &b->pass);
+    if (kg_memory_sync(e->memory, NULL) < 0)
+        return KG_EDEVICE;
     for (uint32_t r = 0; r < b->pass.n_out; r++) {
-        struct cpu_draw *d = &e->step.draws[r];
-        *d = (struct cpu_draw){.is_pick = 1};
-        d->run =
-            (struct kg_accept){.logits = kg_model_logits(e->model) + (size_t)r * e->limits.vocab,
-                               .vocab = e->limits.vocab,
-                               .left = 1,
-                               .force = KG_NONE,
-                               .sampling = &greedy,
-                               .tokens = &e->step.emitted[r]};
+        struct kg_run_draw *d = &e->step.draws[r];
+        *d = (struct kg_run_draw){.is_pick = 1};
+        d->run = (struct kg_accept){.logits = e->step.logits + (size_t)r * e->limits.vocab,
+                                    .vocab = e->limits.vocab,
+                                    .left = 1,
+                                    .force = KG_NONE,
+                                    .sampling = &greedy,
+                                    .tokens = &e->step.emitted[r]};
     }
-    cpu_draw_all(e, b->pass.n_out);
+    kg_run_draw_all(e, b->pass.n_out);
     if (b->seqs[0].verify)
         kg_model_commit(e->model, &b->pass, b->commit);
     if (e->draft.drafter != NULL)
         kg_drafter_inject(e->draft.drafter, &b->units, kg_model_features(e->model), b->seqs,
                           b->commit, b->pass.n_seqs);
-    return cpu_now_ns(e) - start;
+    if (kg_memory_sync(e->memory, NULL) < 0)
+        return KG_EDEVICE;
+    *ns = kg_run_now_ns(e) - start;
+    return KG_OK;
 }
 
 /* Time the process computed, a thread's share: on a busy machine a run that was interrupted is long
@@ -145,18 +176,20 @@ static uint64_t computed_ns(const struct kg_exec *e)
 {
     struct timespec t;
 
+    if (e->memory != NULL)
+        return kg_run_now_ns(e); /* a device computes, whatever the process does */
     (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return ((uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec) / e->threads;
 }
 
-int cpu_profile(struct kg_exec *e, uint32_t n_seqs, uint32_t rows, uint32_t context,
-                uint64_t *step_ns)
+int kg_run_profile(struct kg_exec *e, uint32_t n_seqs, uint32_t rows, uint32_t context,
+                   uint64_t *step_ns)
 {
     struct bench b = {0};
-    uint64_t best = UINT64_MAX, spent = 0;
+    uint64_t best = UINT64_MAX, spent = 0, ns = 0;
     int rc;
 
-    if (!e->bound || e->step.waiting || n_seqs == 0 || n_seqs > e->limits.max_seqs ||
+    if (!e->bound || e->lost || e->step.waiting || n_seqs == 0 || n_seqs > e->limits.max_seqs ||
         rows < n_seqs || rows > e->limits.max_rows ||
         (uint64_t)context + rows > e->limits.max_context)
         return KG_EINVAL;
@@ -164,19 +197,21 @@ int cpu_profile(struct kg_exec *e, uint32_t n_seqs, uint32_t rows, uint32_t cont
     rc = take_lists(&b, e, n_seqs, rows);
     if (rc == KG_OK) {
         fill(&b, e, n_seqs, rows, context);
-        (void)run(e, &b); /* warms caches and touches memory */
+        send_lists(&b, e);
+        rc = run(e, &b, &ns); /* warms caches and touches memory */
         /* with several ranks as many runs on each: they meet in every one */
-        for (uint32_t i = 0; i < 5 && (spent < LEAST_NS || e->world > 1); i++) {
+        for (uint32_t i = 0; rc == KG_OK && i < 5 && (spent < LEAST_NS || e->world > 1); i++) {
             uint64_t start = computed_ns(e);
-            uint64_t ns = run(e, &b);
+            rc = run(e, &b, &ns);
             spent += computed_ns(e) - start;
             best = ns < best ? ns : best;
         }
-        *step_ns = best;
-        rc = kg_model_lost(e->model) == KG_OK ? KG_OK : KG_EDEVICE;
+        if (rc == KG_OK && kg_model_lost(e->model) != KG_OK)
+            rc = KG_EDEVICE;
+        if (rc == KG_OK)
+            *step_ns = best;
     }
-    e->host->free(e->host->ctx, b.units.arena, b.arena_bytes);
-    e->host->free(e->host->ctx, b.lists, b.list_bytes);
+    give_back(e, &b);
     return rc;
 }
 
@@ -186,7 +221,7 @@ static uint64_t run_draft(struct kg_exec *e, const struct bench *b, struct kg_dr
 {
     static const struct kg_sampling greedy = {.top_p = 1.0f};
     uint32_t n_seqs = b->pass.n_seqs;
-    uint64_t start = cpu_now_ns(e);
+    uint64_t start = kg_run_now_ns(e);
 
     kg_drafter_begin(e->draft.drafter, &b->units, seqs, n_seqs);
     for (uint32_t i = 0; i < n_seqs; i++)
@@ -194,8 +229,8 @@ static uint64_t run_draft(struct kg_exec *e, const struct bench *b, struct kg_dr
     for (uint32_t k = 0; k < seqs[0].n; k++) {
         kg_drafter_next(e->draft.drafter, k, before);
         for (uint32_t i = 0; i < n_seqs; i++) {
-            struct cpu_draw *d = &e->step.draws[i];
-            *d = (struct cpu_draw){.is_pick = 1};
+            struct kg_run_draw *d = &e->step.draws[i];
+            *d = (struct kg_run_draw){.is_pick = 1};
             d->run = (struct kg_accept){.logits = kg_drafter_logits(e->draft.drafter, i, k),
                                         .vocab = e->limits.vocab,
                                         .left = 1,
@@ -203,13 +238,13 @@ static uint64_t run_draft(struct kg_exec *e, const struct bench *b, struct kg_dr
                                         .sampling = &greedy,
                                         .tokens = &before[i]};
         }
-        cpu_draw_all(e, n_seqs);
+        kg_run_draw_all(e, n_seqs);
     }
-    return cpu_now_ns(e) - start;
+    return kg_run_now_ns(e) - start;
 }
 
-int cpu_profile_draft(struct kg_exec *e, uint32_t n_seqs, uint32_t n_tokens, uint32_t context,
-                      uint64_t *ns)
+int kg_run_profile_draft(struct kg_exec *e, uint32_t n_seqs, uint32_t n_tokens, uint32_t context,
+                         uint64_t *ns)
 {
     struct bench b = {0};
     uint64_t best = UINT64_MAX, spent = 0, rows;
@@ -245,7 +280,6 @@ int cpu_profile_draft(struct kg_exec *e, uint32_t n_seqs, uint32_t n_tokens, uin
         }
         *ns = best;
     }
-    e->host->free(e->host->ctx, b.units.arena, b.arena_bytes);
-    e->host->free(e->host->ctx, b.lists, b.list_bytes);
+    give_back(e, &b);
     return rc;
 }

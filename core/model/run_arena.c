@@ -1,11 +1,11 @@
-#include "arena.h"
+#include "model/run_arena.h"
 
 #include <string.h>
 #include <sys/mman.h>
 
 #define HUGE_PAGE_BYTES (2u << 20)
 
-static int check_region(const struct cpu_arena *a, uint32_t kind, struct kg_error *err)
+static int check_region(const struct kg_run_arena *a, uint32_t kind, struct kg_error *err)
 {
     const struct kg_pool_layout *l = &a->layout;
     const char *name = kg_kind_name(kind);
@@ -25,10 +25,10 @@ static int check_region(const struct cpu_arena *a, uint32_t kind, struct kg_erro
     return KG_OK;
 }
 
-static int check_layout(const struct cpu_arena *a, struct kg_error *err)
+static int check_layout(const struct kg_run_arena *a, struct kg_error *err)
 {
     const struct kg_pool_layout *l = &a->layout;
-    const struct cpu_sizes *s = &a->sizes;
+    const struct kg_run_sizes *s = &a->sizes;
     uint64_t page, entry, parts;
 
     if (l->size < sizeof(*l))
@@ -67,7 +67,7 @@ static int check_layout(const struct cpu_arena *a, struct kg_error *err)
 }
 
 /* Table entries of a kind, spare pages included. */
-static size_t n_entries(const struct cpu_arena *a, uint32_t kind)
+static size_t n_entries(const struct kg_run_arena *a, uint32_t kind)
 {
     size_t n = (size_t)a->layout.max_units[kind] * a->entries[kind];
 
@@ -76,7 +76,7 @@ static size_t n_entries(const struct cpu_arena *a, uint32_t kind)
 
 /* Spare pages take the first slots past the arena's end, so that one base and one stride lead to
  * either. */
-static int plan_spare(struct cpu_arena *a, struct kg_error *err)
+static int plan_spare(struct kg_run_arena *a, struct kg_error *err)
 {
     const struct kg_pool_layout *l = &a->layout;
     uint64_t stride = l->stride[KG_PAGE], n = a->sizes.n_spare_pages, first, end;
@@ -95,17 +95,32 @@ static int plan_spare(struct cpu_arena *a, struct kg_error *err)
     return KG_OK;
 }
 
-uint32_t cpu_spare_page(const struct cpu_arena *a, uint32_t i)
+uint32_t kg_run_spare_page(const struct kg_run_arena *a, uint32_t i)
 {
     return a->layout.max_units[KG_PAGE] + i;
 }
 
-int cpu_arena_open(struct cpu_arena *a, const struct kg_host *host, const struct cpu_sizes *sizes,
-                   const struct kg_pool_layout *layout, struct kg_error *err)
+/* The table of pages on the device. */
+static int twin_pages(struct kg_run_arena *a, struct kg_error *err)
+{
+    uint64_t n = n_entries(a, KG_PAGE) * sizeof(uint32_t);
+
+    a->pages = kg_memory_alloc(a->memory, a->host, n, 64);
+    if (a->pages == NULL)
+        return kg_fail(err, KG_ENOMEM, "no device memory for a table of %llu bytes",
+                       (unsigned long long)n);
+    kg_memory_upload(a->memory, a->pages, a->table[KG_PAGE], n);
+    return kg_memory_sync(a->memory, err);
+}
+
+int kg_run_arena_open(struct kg_run_arena *a, const struct kg_host *host,
+                      const struct kg_memory *memory, const struct kg_run_sizes *sizes,
+                      const struct kg_pool_layout *layout, struct kg_error *err)
 {
     int rc;
 
     a->host = host;
+    a->memory = memory;
     a->sizes = *sizes;
     a->layout = *layout;
     a->entries[KG_PAGE] = 1;
@@ -124,32 +139,64 @@ int cpu_arena_open(struct cpu_arena *a, const struct kg_host *host, const struct
     rc = plan_spare(a, err);
     if (rc < 0)
         return rc;
-    a->bytes = host->alloc(host->ctx, a->n_bytes, HUGE_PAGE_BYTES);
+    a->bytes = kg_memory_alloc(memory, host, a->n_bytes, HUGE_PAGE_BYTES);
     if (a->bytes == NULL)
         return kg_fail(err, KG_ENOMEM, "no memory for the arena of %llu bytes ([memory] bytes)",
                        (unsigned long long)layout->arena_bytes);
+    a->pages = a->table[KG_PAGE];
+    if (memory != NULL)
+        return twin_pages(a, err);
     /* A hint: fewer TLB misses on states and pages; refusal costs only speed. */
     (void)madvise(a->bytes, layout->arena_bytes, MADV_HUGEPAGE);
     return KG_OK;
 }
 
-void cpu_arena_close(struct cpu_arena *a)
+void kg_run_arena_close(struct kg_run_arena *a)
 {
     if (a->host == NULL)
         return;
+    if (a->memory != NULL)
+        kg_memory_free(a->memory, a->host, a->pages, 0);
     for (uint32_t kind = 0; kind < KG_N_KINDS; kind++)
         a->host->free(a->host->ctx, a->table[kind], n_entries(a, kind) * sizeof(uint32_t));
-    a->host->free(a->host->ctx, a->bytes, a->n_bytes);
+    kg_memory_free(a->memory, a->host, a->bytes, a->n_bytes);
     memset(a, 0, sizeof(*a));
 }
 
-static int is_slot(const struct cpu_arena *a, uint32_t kind, uint32_t slot)
+static int is_slot(const struct kg_run_arena *a, uint32_t kind, uint32_t slot)
 {
     return slot < a->layout.max_slots[kind];
 }
 
-int cpu_arena_apply(struct cpu_arena *a, const struct kg_move *moves, uint32_t n_moves,
-                    const struct kg_table_change *changes, uint32_t n_changes)
+/* Changed entries of pages to the device: all between the first and the last, when they are near
+ * each other, else one by one. */
+static void send_pages(const struct kg_run_arena *a, const struct kg_table_change *changes,
+                       uint32_t n)
+{
+    uint32_t first = KG_NONE, last = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (changes[i].kind != KG_PAGE)
+            continue;
+        first = changes[i].entry < first ? changes[i].entry : first;
+        last = changes[i].entry > last ? changes[i].entry : last;
+    }
+    if (first == KG_NONE)
+        return;
+    if (last - first < 64 * n) {
+        kg_memory_upload(a->memory, a->pages + first, a->table[KG_PAGE] + first,
+                         ((uint64_t)last - first + 1) * sizeof(uint32_t));
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (changes[i].kind == KG_PAGE)
+            kg_memory_upload(a->memory, a->pages + changes[i].entry,
+                             a->table[KG_PAGE] + changes[i].entry, sizeof(uint32_t));
+    }
+}
+
+int kg_run_arena_apply(struct kg_run_arena *a, const struct kg_move *moves, uint32_t n_moves,
+                       const struct kg_table_change *changes, uint32_t n_changes)
 {
     for (uint32_t i = 0; i < n_moves; i++) {
         const struct kg_move *m = &moves[i];
@@ -168,14 +215,16 @@ int cpu_arena_apply(struct cpu_arena *a, const struct kg_move *moves, uint32_t n
         const struct kg_move *m = &moves[i];
         uint8_t *region = a->bytes + a->layout.base[m->kind];
         uint64_t stride = a->layout.stride[m->kind];
-        memcpy(region + m->to * stride, region + m->from * stride, stride);
+        kg_memory_copy(a->memory, region + m->to * stride, region + m->from * stride, stride);
     }
     for (uint32_t i = 0; i < n_changes; i++)
         a->table[changes[i].kind][changes[i].entry] = changes[i].slot;
+    if (a->memory != NULL)
+        send_pages(a, changes, n_changes);
     return KG_OK;
 }
 
-int cpu_unit_is_mapped(const struct cpu_arena *a, uint32_t kind, uint32_t id)
+int kg_run_unit_is_mapped(const struct kg_run_arena *a, uint32_t kind, uint32_t id)
 {
     if (kind >= KG_N_KINDS || id >= a->layout.max_units[kind])
         return 0;
@@ -186,7 +235,7 @@ int cpu_unit_is_mapped(const struct cpu_arena *a, uint32_t kind, uint32_t id)
     return 1;
 }
 
-uint8_t *cpu_unit_at(const struct cpu_arena *a, uint32_t kind, uint32_t id, uint32_t entry)
+uint8_t *kg_run_unit_at(const struct kg_run_arena *a, uint32_t kind, uint32_t id, uint32_t entry)
 {
     uint64_t slot = a->table[kind][(size_t)id * a->entries[kind] + entry];
 
@@ -194,7 +243,7 @@ uint8_t *cpu_unit_at(const struct cpu_arena *a, uint32_t kind, uint32_t id, uint
 }
 
 /* Natural bytes of one table entry of a unit. */
-static uint64_t entry_bytes(const struct cpu_arena *a, uint32_t kind, uint32_t entry)
+static uint64_t entry_bytes(const struct kg_run_arena *a, uint32_t kind, uint32_t entry)
 {
     uint32_t first, n;
 
@@ -207,56 +256,59 @@ static uint64_t entry_bytes(const struct cpu_arena *a, uint32_t kind, uint32_t e
     return n * a->sizes.state_part_bytes;
 }
 
-uint64_t cpu_unit_bytes(const struct cpu_arena *a, uint32_t kind)
+uint64_t kg_run_unit_bytes(const struct kg_run_arena *a, uint32_t kind)
 {
     if (kind == KG_PAGE)
         return entry_bytes(a, kind, 0);
     return a->sizes.n_state_parts * a->sizes.state_part_bytes;
 }
 
-int cpu_unit_copy(struct cpu_arena *a, uint32_t kind, uint32_t dst, uint32_t src)
+int kg_run_unit_copy(struct kg_run_arena *a, uint32_t kind, uint32_t dst, uint32_t src)
 {
-    if (!cpu_unit_is_mapped(a, kind, dst) || !cpu_unit_is_mapped(a, kind, src))
+    if (!kg_run_unit_is_mapped(a, kind, dst) || !kg_run_unit_is_mapped(a, kind, src))
         return KG_EINVAL;
     if (dst == src)
         return KG_OK;
     for (uint32_t i = 0; i < a->entries[kind]; i++)
-        memcpy(cpu_unit_at(a, kind, dst, i), cpu_unit_at(a, kind, src, i), entry_bytes(a, kind, i));
+        kg_memory_copy(a->memory, kg_run_unit_at(a, kind, dst, i), kg_run_unit_at(a, kind, src, i),
+                       entry_bytes(a, kind, i));
     return KG_OK;
 }
 
-int cpu_unit_fill(struct cpu_arena *a, uint32_t kind, uint32_t id, uint8_t byte)
+int kg_run_unit_fill(struct kg_run_arena *a, uint32_t kind, uint32_t id, uint8_t byte)
 {
-    if (!cpu_unit_is_mapped(a, kind, id))
+    if (!kg_run_unit_is_mapped(a, kind, id))
         return KG_EINVAL;
     for (uint32_t i = 0; i < a->entries[kind]; i++)
-        memset(cpu_unit_at(a, kind, id, i), byte, entry_bytes(a, kind, i));
+        kg_memory_fill(a->memory, kg_run_unit_at(a, kind, id, i), byte, entry_bytes(a, kind, i));
     return KG_OK;
 }
 
-int cpu_unit_read(const struct cpu_arena *a, uint32_t kind, uint32_t id, void *dst, uint64_t n)
+int kg_run_unit_read(const struct kg_run_arena *a, uint32_t kind, uint32_t id, void *dst,
+                     uint64_t n)
 {
     uint8_t *to = dst;
 
-    if (!cpu_unit_is_mapped(a, kind, id) || n != cpu_unit_bytes(a, kind))
+    if (!kg_run_unit_is_mapped(a, kind, id) || n != kg_run_unit_bytes(a, kind))
         return KG_EINVAL;
     for (uint32_t i = 0; i < a->entries[kind]; i++) {
         uint64_t bytes = entry_bytes(a, kind, i);
-        memcpy(to, cpu_unit_at(a, kind, id, i), bytes);
+        kg_memory_download(a->memory, to, kg_run_unit_at(a, kind, id, i), bytes);
         to += bytes;
     }
-    return KG_OK;
+    return kg_memory_sync(a->memory, NULL);
 }
 
-int cpu_unit_write(struct cpu_arena *a, uint32_t kind, uint32_t id, const void *src, uint64_t n)
+int kg_run_unit_write(struct kg_run_arena *a, uint32_t kind, uint32_t id, const void *src,
+                      uint64_t n)
 {
     const uint8_t *from = src;
 
-    if (!cpu_unit_is_mapped(a, kind, id) || n != cpu_unit_bytes(a, kind))
+    if (!kg_run_unit_is_mapped(a, kind, id) || n != kg_run_unit_bytes(a, kind))
         return KG_EINVAL;
     for (uint32_t i = 0; i < a->entries[kind]; i++) {
         uint64_t bytes = entry_bytes(a, kind, i);
-        memcpy(cpu_unit_at(a, kind, id, i), from, bytes);
+        kg_memory_upload(a->memory, kg_run_unit_at(a, kind, id, i), from, bytes);
         from += bytes;
     }
     return KG_OK;

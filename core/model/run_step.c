@@ -1,4 +1,4 @@
-#include "cpu.h"
+#include "model/run.h"
 
 #include <math.h>
 #include <string.h>
@@ -20,12 +20,13 @@ static void *carve(struct carver *c, uint64_t n, size_t bytes)
     return p;
 }
 
-static void carve_step(struct carver *c, const struct kg_exec *e, struct cpu_step *s)
+static void carve_step(struct carver *c, const struct kg_exec *e, struct kg_run_step *s)
 {
     uint64_t rows = e->limits.max_rows, seqs = e->limits.max_seqs;
 
     s->sample_bytes = (kg_accept_scratch_bytes(e->limits.vocab) + 63) / 64 * 64;
     s->tokens = carve(c, rows, sizeof(*s->tokens));
+    s->batch = carve(c, seqs, sizeof(*s->batch));
     s->out_rows = carve(c, rows, sizeof(*s->out_rows));
     s->seqs = carve(c, seqs, sizeof(*s->seqs));
     s->first_logits = carve(c, seqs, sizeof(*s->first_logits));
@@ -42,10 +43,58 @@ static void carve_step(struct carver *c, const struct kg_exec *e, struct cpu_ste
     s->sample_scratch = carve(c, e->threads, s->sample_bytes);
 }
 
-int cpu_step_open(struct kg_exec *e, struct kg_error *err)
+/* Memory of the device, and where its results come back to. */
+static int open_device(struct kg_exec *e, struct kg_error *err)
+{
+    struct kg_run_step *s = &e->step;
+    const struct kg_memory *m = e->memory;
+    uint64_t rows = e->limits.max_rows, seqs = e->limits.max_seqs, vocab = e->limits.vocab;
+    uint64_t near_rows = seqs * (1 + (uint64_t)e->limits.max_draft);
+    void *near_logits = NULL, *hidden = NULL;
+
+    s->near_rows = (uint32_t)(near_rows < rows ? near_rows : rows);
+    s->dev_tokens = kg_memory_alloc(m, e->host, rows * sizeof(uint32_t), 64);
+    s->dev_pages = kg_memory_alloc(m, e->host, seqs * e->slots.max_pages * sizeof(uint32_t), 64);
+    if (s->dev_tokens == NULL || s->dev_pages == NULL)
+        return kg_fail(err, KG_ENOMEM, "no device memory for the page lists of %u sequences",
+                       e->limits.max_seqs);
+    int rc = m->alloc_host(m->ctx, s->near_rows * vocab * sizeof(float), &near_logits, err);
+    s->near_logits = near_logits;
+    if (rc == KG_OK)
+        rc = m->alloc_host(m->ctx, rows * e->ckpt->config.hidden * sizeof(float), &hidden, err);
+    s->far_hidden = hidden;
+    if (rc < 0)
+        return rc;
+    s->far_bytes = rows * vocab * sizeof(float);
+    s->far_logits = mmap(NULL, s->far_bytes, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (s->far_logits == MAP_FAILED) {
+        s->far_logits = NULL;
+        return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes of logits",
+                       (unsigned long long)s->far_bytes);
+    }
+    return KG_OK;
+}
+
+static void close_device(struct kg_exec *e)
+{
+    struct kg_run_step *s = &e->step;
+    const struct kg_memory *m = e->memory;
+
+    if (s->far_logits != NULL)
+        (void)munmap(s->far_logits, s->far_bytes);
+    if (s->near_logits != NULL)
+        m->free_host(m->ctx, s->near_logits);
+    if (s->far_hidden != NULL)
+        m->free_host(m->ctx, s->far_hidden);
+    kg_memory_free(m, e->host, s->dev_tokens, 0);
+    kg_memory_free(m, e->host, s->dev_pages, 0);
+}
+
+int kg_run_step_open(struct kg_exec *e, struct kg_error *err)
 {
     struct carver c = {0};
-    struct cpu_step *s = &e->step;
+    struct kg_run_step *s = &e->step;
     uint64_t context = (uint64_t)e->limits.max_context + 1;
     uint32_t distinct = context < e->limits.vocab ? (uint32_t)context : e->limits.vocab;
     size_t each = (kg_token_counts_bytes(distinct) + 63) / 64 * 64;
@@ -71,11 +120,13 @@ int cpu_step_open(struct kg_exec *e, struct kg_error *err)
     }
     for (uint32_t i = 0; i < e->limits.max_seqs; i++)
         kg_token_counts_init(&s->counts[i], s->counts_mem + i * each, distinct);
-    return KG_OK;
+    return e->memory == NULL ? KG_OK : open_device(e, err);
 }
 
-void cpu_step_close(struct kg_exec *e)
+void kg_run_step_close(struct kg_exec *e)
 {
+    if (e->memory != NULL)
+        close_device(e);
     if (e->step.counts_mem != NULL)
         (void)munmap(e->step.counts_mem, e->step.counts_bytes);
     e->host->free(e->host->ctx, e->step_mem, e->step_bytes);
@@ -90,10 +141,25 @@ static uint32_t wanted_logits(const struct kg_seq *seq)
     return seq->flags & KG_SEQ_SAMPLE ? 1 + seq->n_draft : 0;
 }
 
+/* The pages of a slot where kernels read them, with those of this step. */
+static const uint32_t *pages_of(struct kg_exec *e, const struct kg_seq *seq)
+{
+    const struct kg_run_slot *slot = &e->slots.slots[seq->slot];
+    uint32_t *to;
+
+    if (e->memory == NULL)
+        return slot->pages;
+    to = e->step.dev_pages + (size_t)seq->slot * e->slots.max_pages;
+    if (seq->n_pages > 0)
+        kg_memory_upload(e->memory, to + (slot->n_pages - seq->n_pages), seq->pages,
+                         seq->n_pages * sizeof(*to));
+    return to;
+}
+
 /* Packs the rows and lists which of them need an output: rows with logits come first. */
 static void pack(struct kg_exec *e, const struct kg_batch *batch, struct kg_forward *f)
 {
-    struct cpu_step *s = &e->step;
+    struct kg_run_step *s = &e->step;
     uint32_t row0 = 0, n_out = 0;
 
     s->n_verify = 0;
@@ -101,17 +167,17 @@ static void pack(struct kg_exec *e, const struct kg_batch *batch, struct kg_forw
         const struct kg_seq *seq = &batch->seqs[i];
         uint32_t n = wanted_logits(seq);
         uint32_t own = seq->flags & KG_SEQ_RESET ? 0 : e->slots.slots[seq->slot].n_drafted;
-        cpu_slot_begin(&e->slots, seq);
+        kg_run_slot_begin(&e->slots, seq);
         memcpy(s->tokens + row0, seq->tokens, seq->n_rows * sizeof(*s->tokens));
         s->is_own[i] = own > 0 && seq->n_draft > 0;
         if (s->is_own[i])
-            memcpy(s->tokens + row0 + 1, cpu_draft_tokens(e, seq->slot),
+            memcpy(s->tokens + row0 + 1, kg_run_draft_tokens(e, seq->slot),
                    seq->n_draft * sizeof(*s->tokens));
         s->seqs[i] = (struct kg_forward_seq){
             .row0 = row0,
             .n_rows = seq->n_rows,
             .past = seq->past,
-            .pages = e->slots.slots[seq->slot].pages,
+            .pages = pages_of(e, seq),
             .state = seq->state,
             .state_src = seq->state_src == seq->state ? KG_STATE_KEEP : seq->state_src,
             .orders = seq->orders,
@@ -138,6 +204,60 @@ static void pack(struct kg_exec *e, const struct kg_batch *batch, struct kg_forw
         s->out_rows[n_out++] = s->seqs[i].row0 + s->seqs[i].n_rows - 1;
     }
     f->n_out = n_out;
+    if (e->memory != NULL) {
+        kg_memory_upload(e->memory, s->dev_tokens, s->tokens, row0 * sizeof(*s->tokens));
+        f->tokens = s->dev_tokens;
+    }
+}
+
+/* A step that only decodes has one shape for a number of sequences and a range of contexts: a
+ * device may replay it. 0: another step. */
+static uint64_t shape_of(const struct kg_forward *f, uint32_t *context)
+{
+    uint32_t longest = 0, bits = 8;
+
+    if (f->n_rows != f->n_seqs || f->n_logits != f->n_out || f->n_out != f->n_rows)
+        return 0;
+    for (uint32_t i = 0; i < f->n_seqs; i++) {
+        const struct kg_forward_seq *seq = &f->seqs[i];
+        if (seq->verify || seq->n_orders > 0)
+            return 0;
+        longest = seq->past + 1 > longest ? seq->past + 1 : longest;
+    }
+    while (bits < 31 && longest > 1u << bits)
+        bits++;
+    *context = 1u << bits;
+    return (uint64_t)f->n_seqs << 8 | bits;
+}
+
+void kg_run_pass(struct kg_exec *e, const struct kg_forward *f)
+{
+    struct kg_run_step *s = &e->step;
+    const struct kg_memory *m = e->memory;
+    uint32_t context = 0;
+
+    if (m == NULL) {
+        kg_model_forward(e->model, f);
+        s->logits = kg_model_logits(e->model);
+        s->hidden = kg_model_hidden(e->model);
+        return;
+    }
+    uint64_t key = m->begin == NULL ? 0 : shape_of(f, &context);
+    float *logits = f->n_logits > s->near_rows ? s->far_logits : s->near_logits;
+
+    m->mark(m->ctx, 0);
+    if (key != 0)
+        m->begin(m->ctx, key, context);
+    kg_model_forward(e->model, f);
+    if (key != 0)
+        m->end(m->ctx);
+    m->download(m->ctx, logits, kg_model_logits(e->model),
+                (uint64_t)f->n_logits * e->limits.vocab * sizeof(float));
+    m->download(m->ctx, s->far_hidden, kg_model_hidden(e->model),
+                (uint64_t)f->n_out * e->ckpt->config.hidden * sizeof(float));
+    m->mark(m->ctx, 1);
+    s->logits = logits;
+    s->hidden = s->far_hidden;
 }
 
 static int is_finite_row(const float *x, uint32_t n)
@@ -149,9 +269,9 @@ static int is_finite_row(const float *x, uint32_t n)
     return 1;
 }
 
-struct kg_token_counts *cpu_count_tokens(struct kg_exec *e, uint32_t number)
+struct kg_token_counts *kg_run_count_tokens(struct kg_exec *e, uint32_t number)
 {
-    const struct cpu_slot *slot = &e->slots.slots[number];
+    const struct kg_run_slot *slot = &e->slots.slots[number];
     struct kg_token_counts *counts = &e->step.counts[number];
     uint32_t *done = &e->step.n_counted[number];
 
@@ -164,26 +284,26 @@ struct kg_token_counts *cpu_count_tokens(struct kg_exec *e, uint32_t number)
 
 static const float *logits_of(const struct kg_exec *e, uint32_t out)
 {
-    return kg_model_logits(e->model) + (size_t)out * e->limits.vocab;
+    return e->step.logits + (size_t)out * e->limits.vocab;
 }
 
 static const float *hidden_of(const struct kg_exec *e, uint32_t out)
 {
-    return kg_model_hidden(e->model) + (size_t)out * e->ckpt->config.hidden;
+    return e->step.hidden + (size_t)out * e->ckpt->config.hidden;
 }
 
 /* Known next tokens of the rows before the first one that picks. */
 static void plan_echo(struct kg_exec *e, const struct kg_seq *seq, uint32_t i, uint32_t n)
 {
-    struct cpu_step *s = &e->step;
-    const struct cpu_slot *slot = &e->slots.slots[seq->slot];
+    struct kg_run_step *s = &e->step;
+    const struct kg_run_slot *slot = &e->slots.slots[seq->slot];
     struct kg_logprob *to = s->logprobs + (size_t)s->seqs[i].row0 * LOGPROBS;
 
     for (uint32_t j = 0; j < n; j++) {
         uint32_t at = seq->past + j + 1; /* position of the next token */
-        struct cpu_draw *d = &s->draws[s->n_draws++];
-        *d = (struct cpu_draw){.seq = i,
-                               .token = at < slot->n_history ? slot->history[at] : KG_NONE};
+        struct kg_run_draw *d = &s->draws[s->n_draws++];
+        *d = (struct kg_run_draw){.seq = i,
+                                  .token = at < slot->n_history ? slot->history[at] : KG_NONE};
         d->run = (struct kg_accept){.logits = logits_of(e, s->first_logits[i] + j),
                                     .vocab = e->limits.vocab,
                                     .sampling = &slot->sampling,
@@ -194,15 +314,15 @@ static void plan_echo(struct kg_exec *e, const struct kg_seq *seq, uint32_t i, u
 /* The tokens of a sequence: of its last known row and the drafts behind it. */
 static void plan_pick(struct kg_exec *e, const struct kg_seq *seq, uint32_t i)
 {
-    struct cpu_step *s = &e->step;
-    const struct cpu_slot *slot = &e->slots.slots[seq->slot];
+    struct kg_run_step *s = &e->step;
+    const struct kg_run_slot *slot = &e->slots.slots[seq->slot];
     uint32_t n_fixed = seq->n_rows - seq->n_draft;
     uint32_t row = s->seqs[i].row0 + n_fixed - 1;
     uint32_t out = s->last_hidden[i] - seq->n_draft;
     int want = slot->sampling.want_logprob || slot->sampling.n_logprobs > 0;
-    struct cpu_draw *d = &s->draws[s->n_draws++];
+    struct kg_run_draw *d = &s->draws[s->n_draws++];
 
-    *d = (struct cpu_draw){.seq = i, .is_pick = 1};
+    *d = (struct kg_run_draw){.seq = i, .is_pick = 1};
     d->run = (struct kg_accept){.logits = logits_of(e, out),
                                 .hidden = hidden_of(e, out),
                                 .vocab = e->limits.vocab,
@@ -213,9 +333,9 @@ static void plan_pick(struct kg_exec *e, const struct kg_seq *seq, uint32_t i)
                                 .left = seq->left,
                                 .force = seq->force_accept,
                                 .drafts = s->tokens + row + 1,
-                                .q = s->is_own[i] ? cpu_draft_q(e, seq->slot) : NULL,
+                                .q = s->is_own[i] ? kg_run_draft_q(e, seq->slot) : NULL,
                                 .sampling = &slot->sampling,
-                                .counts = cpu_count_tokens(e, seq->slot),
+                                .counts = kg_run_count_tokens(e, seq->slot),
                                 .tokens = s->emitted + row};
     if (want || (seq->flags & KG_SEQ_ECHO))
         d->run.logprobs = s->logprobs + (size_t)s->seqs[i].row0 * LOGPROBS +
@@ -225,7 +345,7 @@ static void plan_pick(struct kg_exec *e, const struct kg_seq *seq, uint32_t i)
 static void draw_task(void *arg, uint32_t task, uint32_t member)
 {
     struct kg_exec *e = arg;
-    struct cpu_draw *d = &e->step.draws[task];
+    struct kg_run_draw *d = &e->step.draws[task];
 
     if (d->is_pick)
         kg_accept_run(&d->run, e->step.sample_scratch + member * e->step.sample_bytes, &d->got);
@@ -234,7 +354,7 @@ static void draw_task(void *arg, uint32_t task, uint32_t member)
                                           d->run.sampling->n_logprobs, d->run.logprobs);
 }
 
-void cpu_draw_all(struct kg_exec *e, uint32_t n)
+void kg_run_draw_all(struct kg_exec *e, uint32_t n)
 {
     kg_team_run(e->team, draw_task, e, n);
 }
@@ -242,7 +362,7 @@ void cpu_draw_all(struct kg_exec *e, uint32_t n)
 /* What a sequence reports before its draws are known. */
 static void begin_result(struct kg_exec *e, const struct kg_seq *seq, uint32_t i)
 {
-    struct cpu_step *s = &e->step;
+    struct kg_run_step *s = &e->step;
     struct kg_seq_result *r = &s->results[i];
     uint32_t picks = (seq->flags & KG_SEQ_SAMPLE) != 0;
 
@@ -272,7 +392,7 @@ static void begin_result(struct kg_exec *e, const struct kg_seq *seq, uint32_t i
 }
 
 /* Echo of drafts that were not reached: no token, no value. */
-static void blank_echo(const struct kg_seq *seq, const struct cpu_draw *d)
+static void blank_echo(const struct kg_seq *seq, const struct kg_run_draw *d)
 {
     uint32_t width = 1 + d->run.sampling->n_logprobs;
 
@@ -280,9 +400,9 @@ static void blank_echo(const struct kg_seq *seq, const struct cpu_draw *d)
         d->run.logprobs[k] = (struct kg_logprob){.id = KG_NONE};
 }
 
-static void finish_draw(struct kg_exec *e, const struct kg_seq *seq, const struct cpu_draw *d)
+static void finish_draw(struct kg_exec *e, const struct kg_seq *seq, const struct kg_run_draw *d)
 {
-    struct cpu_step *s = &e->step;
+    struct kg_run_step *s = &e->step;
     struct kg_seq_result *r = &s->results[d->seq];
     int want = d->run.sampling->want_logprob || d->run.sampling->n_logprobs > 0;
 
@@ -296,7 +416,7 @@ static void finish_draw(struct kg_exec *e, const struct kg_seq *seq, const struc
     r->logprobs = want ? d->run.logprobs : NULL;
     s->n_commit[d->seq] = r->past - seq->past;
     for (uint32_t k = 0; k < r->n_tokens; k++)
-        cpu_slot_emit(&e->slots, seq->slot, r->tokens[k]);
+        kg_run_slot_emit(&e->slots, seq->slot, r->tokens[k]);
     if (d->run.counts != NULL)
         s->n_counted[seq->slot] = e->slots.slots[seq->slot].n_history;
     if (seq->flags & KG_SEQ_ECHO)
@@ -321,8 +441,8 @@ static void clear_nan(struct kg_seq_result *r)
  * drafts later finds them whole. Of a sequence that ends with a NaN none is needed. */
 static void commit(struct kg_exec *e, const struct kg_forward *f)
 {
-    struct cpu_step *s = &e->step;
-    uint64_t start = cpu_now_ns(e);
+    struct kg_run_step *s = &e->step;
+    uint64_t start = kg_run_now_ns(e);
 
     if (s->n_verify > 0)
         kg_model_commit(e->model, f, s->n_commit);
@@ -333,52 +453,81 @@ static void commit(struct kg_exec *e, const struct kg_forward *f)
     if (e->draft.drafter != NULL)
         kg_drafter_inject(e->draft.drafter, &e->units, kg_model_features(e->model), f->seqs,
                           s->n_inject, f->n_seqs);
-    s->commit_ns = cpu_now_ns(e) - start;
+    s->commit_ns = kg_run_now_ns(e) - start;
 }
 
-int cpu_submit(struct kg_exec *e, const struct kg_batch *batch, struct kg_error *err)
+/* What is done on the host once the pass is there: draws, results, the commit. */
+static void finish(struct kg_exec *e)
 {
-    struct cpu_step *s = &e->step;
-    uint64_t start = cpu_now_ns(e);
-    struct kg_forward f;
+    struct kg_run_step *s = &e->step;
+    uint32_t n = s->pass.n_seqs;
+
+    s->n_draws = 0;
+    for (uint32_t i = 0; i < n; i++)
+        begin_result(e, &s->batch[i], i);
+    kg_run_draw_all(e, s->n_draws);
+    for (uint32_t i = 0; i < s->n_draws; i++)
+        finish_draw(e, &s->batch[s->draws[i].seq], &s->draws[i]);
+    for (uint32_t i = 0; i < n; i++) {
+        clear_nan(&s->results[i]);
+        e->slots.slots[s->batch[i].slot].past = s->results[i].past;
+    }
+    commit(e, &s->pass);
+    s->n_results = n;
+}
+
+int kg_run_submit(struct kg_exec *e, const struct kg_batch *batch, struct kg_error *err)
+{
+    struct kg_run_step *s = &e->step;
+    uint64_t start = kg_run_now_ns(e);
     int rc;
 
     if (!e->bound)
         return kg_fail(err, KG_EINVAL, "submit before bind");
+    if (e->lost)
+        return kg_fail(err, KG_EDEVICE, "the device was lost in step %llu",
+                       (unsigned long long)s->number);
     if (s->waiting)
         return kg_fail(err, KG_EINVAL, "submit before step %llu was waited for",
                        (unsigned long long)s->number);
-    rc = cpu_batch_check(&e->slots, &e->arena, batch, err);
+    rc = kg_run_batch_check(&e->slots, &e->arena, batch, err);
     if (rc < 0)
         return rc;
-    pack(e, batch, &f);
-    kg_model_forward(e->model, &f);
+    pack(e, batch, &s->pass);
+    memcpy(s->batch, batch->seqs, batch->n_seqs * sizeof(*s->batch));
+    kg_run_pass(e, &s->pass);
     if (kg_model_lost(e->model) != KG_OK)
         return kg_fail(err, KG_EDEVICE, "a collective of step %llu failed (%d): a rank is lost",
                        (unsigned long long)batch->step, kg_model_lost(e->model));
-    s->n_draws = 0;
-    for (uint32_t i = 0; i < batch->n_seqs; i++)
-        begin_result(e, &batch->seqs[i], i);
-    cpu_draw_all(e, s->n_draws);
-    for (uint32_t i = 0; i < s->n_draws; i++)
-        finish_draw(e, &batch->seqs[s->draws[i].seq], &s->draws[i]);
-    for (uint32_t i = 0; i < batch->n_seqs; i++) {
-        clear_nan(&s->results[i]);
-        e->slots.slots[batch->seqs[i].slot].past = s->results[i].past;
-    }
-    commit(e, &f);
-    s->n_results = batch->n_seqs;
+    if (e->memory == NULL)
+        finish(e);
     s->number = batch->step;
     s->draft_ns = e->draft.ns;
-    s->took_ns = cpu_now_ns(e) - start + s->draft_ns;
+    s->took_ns = kg_run_now_ns(e) - start + s->draft_ns;
     e->draft.ns = 0;
     s->waiting = 1;
     return KG_OK;
 }
 
-int cpu_wait(struct kg_exec *e, struct kg_result *result, struct kg_error *err)
+/* A step on a device: waits, and does the rest. */
+static int arrive(struct kg_exec *e, struct kg_error *err)
 {
-    struct cpu_step *s = &e->step;
+    struct kg_run_step *s = &e->step;
+    int rc = kg_memory_sync(e->memory, err);
+    uint64_t start = kg_run_now_ns(e);
+
+    if (rc < 0) {
+        e->lost = 1;
+        return KG_EDEVICE;
+    }
+    finish(e);
+    s->took_ns = e->memory->time_ns(e->memory->ctx) + kg_run_now_ns(e) - start;
+    return KG_OK;
+}
+
+int kg_run_wait(struct kg_exec *e, struct kg_result *result, struct kg_error *err)
+{
+    struct kg_run_step *s = &e->step;
 
     if (result->size < sizeof(*result))
         return kg_fail(err, KG_EABI, "result: size is %zu, wanted at least %zu", result->size,
@@ -386,6 +535,8 @@ int cpu_wait(struct kg_exec *e, struct kg_result *result, struct kg_error *err)
     if (!s->waiting)
         return kg_fail(err, KG_EINVAL, "wait without a step in flight");
     s->waiting = 0;
+    if (e->memory != NULL && arrive(e, err) < 0)
+        return KG_EDEVICE;
     result->step = s->number;
     result->step_ns = s->took_ns;
     result->draft_ns = s->draft_ns;

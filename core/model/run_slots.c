@@ -1,8 +1,8 @@
-#include "slots.h"
+#include "model/run_slots.h"
 
 #include <string.h>
 
-static void *take(struct cpu_slots *s, size_t n, size_t bytes)
+static void *take(struct kg_run_slots *s, size_t n, size_t bytes)
 {
     void *p = s->host->alloc(s->host->ctx, n * bytes, 64);
 
@@ -12,15 +12,16 @@ static void *take(struct cpu_slots *s, size_t n, size_t bytes)
 }
 
 /* Bytes of a sequence's pages and history. */
-static uint64_t slot_bytes(const struct cpu_slots *s)
+static uint64_t slot_bytes(const struct kg_run_slots *s)
 {
     uint64_t n = (uint64_t)s->max_pages + s->limits.spare_pages + s->limits.max_context + 1;
 
     return n * sizeof(uint32_t);
 }
 
-int cpu_slots_open(struct cpu_slots *s, const struct kg_host *host, const struct cpu_limits *limits,
-                   const struct kg_pool_layout *layout, struct kg_error *err)
+int kg_run_slots_open(struct kg_run_slots *s, const struct kg_host *host,
+                      const struct kg_run_limits *limits, const struct kg_pool_layout *layout,
+                      struct kg_error *err)
 {
     uint64_t per_slot;
 
@@ -50,7 +51,7 @@ int cpu_slots_open(struct cpu_slots *s, const struct kg_host *host, const struct
     return KG_OK;
 }
 
-void cpu_slots_close(struct cpu_slots *s)
+void kg_run_slots_close(struct kg_run_slots *s)
 {
     const struct kg_host *host = s->host;
     uint64_t per_slot = slot_bytes(s);
@@ -66,9 +67,9 @@ void cpu_slots_close(struct cpu_slots *s)
     memset(s, 0, sizeof(*s));
 }
 
-void cpu_slot_begin(struct cpu_slots *s, const struct kg_seq *seq)
+void kg_run_slot_begin(struct kg_run_slots *s, const struct kg_seq *seq)
 {
-    struct cpu_slot *slot = &s->slots[seq->slot];
+    struct kg_run_slot *slot = &s->slots[seq->slot];
 
     if (seq->flags & KG_SEQ_RESET) {
         slot->live = 1;
@@ -92,14 +93,14 @@ void cpu_slot_begin(struct cpu_slots *s, const struct kg_seq *seq)
     }
 }
 
-void cpu_slot_emit(struct cpu_slots *s, uint32_t slot, uint32_t token)
+void kg_run_slot_emit(struct kg_run_slots *s, uint32_t slot, uint32_t token)
 {
-    struct cpu_slot *p = &s->slots[slot];
+    struct kg_run_slot *p = &s->slots[slot];
 
     p->history[p->n_history++] = token;
 }
 
-void cpu_slot_drop(struct cpu_slots *s, uint32_t slot)
+void kg_run_slot_drop(struct kg_run_slots *s, uint32_t slot)
 {
     if (slot < s->limits.max_seqs)
         s->slots[slot].live = s->slots[slot].n_drafted = 0;

@@ -1,16 +1,16 @@
 /*
- * What exec-cpu remembers of each sequence between steps, and the check of a batch against it.
- * All memory is taken when the arena is bound; a step allocates nothing.
+ * What a computing backend remembers of each sequence between steps, and the check of a batch
+ * against it. All memory is taken when the arena is bound; a step allocates nothing.
  */
-#ifndef KEDGE_EXEC_CPU_SLOTS_H
-#define KEDGE_EXEC_CPU_SLOTS_H
+#ifndef KEDGE_MODEL_RUN_SLOTS_H
+#define KEDGE_MODEL_RUN_SLOTS_H
 
-#include "arena.h"
+#include "model/run_arena.h"
 
 #include <kedge/exec.h>
 
 /* One backend slot. `live` 0: it holds nothing and the next use must be KG_SEQ_RESET. */
-struct cpu_slot {
+struct kg_run_slot {
     uint32_t live;
     uint32_t past;         /* committed tokens */
     uint32_t state;        /* working state unit */
@@ -24,7 +24,7 @@ struct cpu_slot {
 };
 
 /* What a batch is held against. Counts as named. */
-struct cpu_limits {
+struct kg_run_limits {
     uint32_t max_seqs;
     uint32_t max_rows;
     uint32_t max_context; /* tokens */
@@ -34,35 +34,35 @@ struct cpu_limits {
     uint32_t spare_pages; /* entries behind a sequence's pages, for a block that is drafted */
 };
 
-struct cpu_slots {
+struct kg_run_slots {
     const struct kg_host *host;
-    struct cpu_limits limits;
+    struct kg_run_limits limits;
     uint32_t max_pages; /* per sequence: ceil(max_context / page_tokens) */
     uint32_t n_units[KG_N_KINDS];
-    struct cpu_slot *slots;        /* [max_seqs] */
+    struct kg_run_slot *slots;     /* [max_seqs] */
     uint64_t *used;                /* [max_seqs] number of the check that last saw the slot */
     uint64_t *written[KG_N_KINDS]; /* [units] number of the check in which a sequence writes it */
     uint64_t check;                /* number of the running check */
 };
 
 /* Takes the memory. KG_ENOMEM names the bytes. *s is zeroed before. */
-KG_CHECKED int cpu_slots_open(struct cpu_slots *s, const struct kg_host *host,
-                              const struct cpu_limits *limits, const struct kg_pool_layout *layout,
-                              struct kg_error *err);
-void cpu_slots_close(struct cpu_slots *s);
+KG_CHECKED int kg_run_slots_open(struct kg_run_slots *s, const struct kg_host *host,
+                                 const struct kg_run_limits *limits,
+                                 const struct kg_pool_layout *layout, struct kg_error *err);
+void kg_run_slots_close(struct kg_run_slots *s);
 
 /*
  * Holds a batch against the contract of exec.h. KG_EINVAL names sequence, field and both values;
  * nothing is changed in any case but the marks of the check itself.
  */
-KG_CHECKED int cpu_batch_check(struct cpu_slots *s, const struct cpu_arena *a,
-                               const struct kg_batch *batch, struct kg_error *err);
+KG_CHECKED int kg_run_batch_check(struct kg_run_slots *s, const struct kg_run_arena *a,
+                                  const struct kg_batch *batch, struct kg_error *err);
 
 /* Takes over what a checked sequence brings: RESET data, appended pages, its tokens. */
-void cpu_slot_begin(struct cpu_slots *s, const struct kg_seq *seq);
+void kg_run_slot_begin(struct kg_run_slots *s, const struct kg_seq *seq);
 /* Adds an emitted token at the end of the history. */
-void cpu_slot_emit(struct cpu_slots *s, uint32_t slot, uint32_t token);
+void kg_run_slot_emit(struct kg_run_slots *s, uint32_t slot, uint32_t token);
 /* Forgets a sequence; slots out of range are ignored. */
-void cpu_slot_drop(struct cpu_slots *s, uint32_t slot);
+void kg_run_slot_drop(struct kg_run_slots *s, uint32_t slot);
 
 #endif
