@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum kind { GATHER = 1, DESCRIPTOR, BARRIER };
+enum kind { GATHER = 1, DESCRIPTOR, BARRIER, REPORT };
 
 struct header {
     uint32_t kind, bytes;
@@ -116,6 +116,27 @@ static int take_fd(struct msghdr *m)
     return fd;
 }
 
+/* Whether the next message may be taken by a call of this kind. A report stays where it is until
+ * its rank is asked for it; what a report finds before itself belongs to a call that failed. */
+static int may_take(const struct kg_boot *b, uint32_t from, enum kind kind, uint64_t end_ns)
+{
+    for (;;) {
+        struct header h = {0};
+        int rc = ready(b->fds[from], POLLIN, end_ns);
+        if (rc != KG_OK)
+            return rc;
+        ssize_t n = recv(b->fds[from], &h, sizeof(h), MSG_PEEK);
+        if (n <= 0)
+            return n == 0 || errno == ECONNRESET ? KG_EDEVICE : KG_EIO;
+        if ((h.kind == REPORT) == (kind == REPORT))
+            return KG_OK;
+        if (kind != REPORT)
+            return KG_EDEVICE;
+        if (recv(b->fds[from], &h, sizeof(h), 0) <= 0) /* its descriptor, if any, goes with it */
+            return KG_EDEVICE;
+    }
+}
+
 /* Receives one message of this kind and length. */
 static int recv_from(const struct kg_boot *b, uint32_t from, enum kind kind, void *p,
                      uint32_t bytes, int *fd, uint64_t end_ns)
@@ -131,7 +152,7 @@ static int recv_from(const struct kg_boot *b, uint32_t from, enum kind kind, voi
                        .msg_control = control.bytes,
                        .msg_controllen = sizeof(control.bytes)};
 
-    int rc = ready(b->fds[from], POLLIN, end_ns);
+    int rc = may_take(b, from, kind, end_ns);
     if (rc != KG_OK)
         return rc;
     ssize_t n = recvmsg(b->fds[from], &m, MSG_CMSG_CLOEXEC);
@@ -173,6 +194,12 @@ static int gather(struct kg_boot *b, enum kind kind, const void *in, void *out, 
 static int boot_all_gather(void *ctx, const void *in, void *out, size_t bytes, uint64_t deadline_ns)
 {
     return gather(ctx, GATHER, in, out, bytes, deadline_ns);
+}
+
+int kg_boot_report(struct kg_boot *boot, const void *in, void *out, size_t bytes,
+                   uint64_t deadline_ns)
+{
+    return gather(boot, REPORT, in, out, bytes, deadline_ns);
 }
 
 static int boot_barrier(void *ctx, uint64_t deadline_ns)

@@ -30,4 +30,10 @@ void kg_boot_close_fds(int *fds, size_t n);
 void kg_boot_init(struct kg_boot *boot, uint32_t rank, uint32_t world, const int *row);
 void kg_boot_close(struct kg_boot *boot);
 
+/* How far a rank came, after calls that may have failed on some ranks and not on others: an
+ * all_gather that passes over what was left of them. A rank that is still in such a call gets
+ * KG_EDEVICE from it once another one reports. */
+int kg_boot_report(struct kg_boot *boot, const void *in, void *out, size_t bytes,
+                   uint64_t deadline_ns);
+
 #endif

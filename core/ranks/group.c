@@ -80,6 +80,7 @@ int kg_group_run(uint32_t world, kg_rank_main *run, void *arg, uint64_t deadline
                  struct kg_error *err)
 {
     struct group g = {.world = world, .status = status};
+    struct sigaction told = {.sa_handler = SIG_DFL}, was;
     uint64_t end_ns = kg_now_ns() + deadline_ns;
     int *fds = malloc(sizeof(*fds) * world * world);
     pid_t parent = getpid();
@@ -91,6 +92,7 @@ int kg_group_run(uint32_t world, kg_rank_main *run, void *arg, uint64_t deadline
         free(fds);
         return rc;
     }
+    (void)sigaction(SIGCHLD, &told, &was); /* ignored, the kernel would reap ranks unseen */
     for (uint32_t r = 0; rc == KG_OK && r < world; r++) {
         status[r] = 0;
         g.pids[r] = fork();
@@ -115,5 +117,6 @@ int kg_group_run(uint32_t world, kg_rank_main *run, void *arg, uint64_t deadline
             (void)poll(NULL, 0, LOOK_MS);
     }
     end_all(&g, KG_RANK_LATE);
+    (void)sigaction(SIGCHLD, &was, NULL);
     return rc;
 }

@@ -109,7 +109,7 @@ int kg_ranks_meet(struct kg_boot *boot, const struct kg_error *mine, uint64_t ag
     uint32_t worst = boot->world;
 
     (void)snprintf(said.text, sizeof(said.text), "%s", mine->text);
-    int rc = boot->ops.all_gather(boot, &said, all, sizeof(said), MEET_NS);
+    int rc = kg_boot_report(boot, &said, all, sizeof(said), MEET_NS);
     if (rc != KG_OK)
         return kg_fail(err, rc, "rank %u: a rank ended before it said how far it came", boot->rank);
     for (uint32_t r = 0; r < boot->world; r++) { /* the cause, not those who lost a peer by it */
