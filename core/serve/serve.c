@@ -158,6 +158,7 @@ static int open_slots(struct kg_serve *s, struct kg_error *err)
 
 static int open_events(struct kg_serve *s, struct kg_error *err)
 {
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
     struct event_base *b = s->base;
     bool good;
 
@@ -176,7 +177,10 @@ static int open_events(struct kg_serve *s, struct kg_error *err)
            s->drain_timer != NULL && s->term_event != NULL && s->int_event != NULL &&
            s->hup_event != NULL;
     good = good && event_add(s->engine_event, NULL) == 0 && event_add(s->stop_event, NULL) == 0;
-    /* From here on a signal is a message to the loop, also before it runs. */
+    /* From here on a signal is a message to the loop, also before it runs; and nothing once the
+     * events are gone and the process is on its way out. */
+    for (int i = 0; i < 3; i++)
+        (void)sigaction(((int[]){SIGTERM, SIGINT, SIGHUP})[i], &ignore, NULL);
     good = good && event_add(s->term_event, NULL) == 0 && event_add(s->int_event, NULL) == 0 &&
            event_add(s->hup_event, NULL) == 0;
     for (uint32_t i = 0; good && i < kg_prep_n_threads(s->prep); i++) {

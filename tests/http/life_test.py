@@ -69,6 +69,15 @@ def test_a_second_signal_ends_at_once():
         assert "requests_cut=1" in server.stderr(), server.stderr()[-500:]
 
 
+def test_signals_to_the_last_moment_do_not_spoil_the_exit_status():
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with kedge.Server() as server:
+            server.proc.send_signal(signal.SIGTERM)
+            while server.proc.poll() is None:
+                server.proc.send_signal(number)
+            assert server.proc.returncode == 0
+
+
 def test_sighup_changes_nothing():
     with kedge.Server() as server:
         server.proc.send_signal(signal.SIGHUP)
