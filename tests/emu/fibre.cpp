@@ -24,7 +24,9 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-#if !defined(__x86_64__)
+#if defined(__x86_64__) && !defined(KG_EMU_UCONTEXT)
+#define KG_EMU_SWITCH 1 /* else by ucontext, with two system calls at each switch */
+#else
 #include <ucontext.h>
 #endif
 
@@ -46,7 +48,7 @@ KG_EMU_TLS struct thread *self;
 
 /* ---- switching ---------------------------------------------------------------------------- */
 
-#if defined(__x86_64__)
+#ifdef KG_EMU_SWITCH
 extern "C" void kg_emu_switch(void **save, void *to);
 asm(".text\n"
     ".globl kg_emu_switch\n"
@@ -65,7 +67,7 @@ asm(".text\n"
 struct fibre {
     char *map; /* guard, then the stack */
     size_t colour;
-#if defined(__x86_64__)
+#ifdef KG_EMU_SWITCH
     void *sp;
 #else
     ucontext_t context;
@@ -132,7 +134,7 @@ static void fibre_reset(fibre *f)
 #ifdef KG_EMU_ASAN
     __asan_unpoison_memory_region(low, STACK_BYTES); /* marks of frames that were left */
 #endif
-#if defined(__x86_64__)
+#ifdef KG_EMU_SWITCH
     void **top = reinterpret_cast<void **>(low + bytes);
 
     top -= 1; /* the slot of a return address: fibre_main is entered as if by a call */
@@ -187,7 +189,7 @@ static void switch_to(runner *r, fibre *to, bool leave_for_good = false)
 #else
     (void)leave_for_good;
 #endif
-#if defined(__x86_64__)
+#ifdef KG_EMU_SWITCH
     kg_emu_switch(&from->sp, to->sp);
 #else
     swapcontext(&from->context, &to->context);

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <thread>
 #include <vector>
 
 extern "C" {
@@ -559,6 +560,43 @@ static void a_lazy_stream_runs_when_somebody_waits(void **state)
     assert_int_equal(fetch(p, 64)[0], 6);
 }
 
+/* Two host threads, a device each: fibres of their own, faults of their own. */
+static void host_threads_have_devices_and_faults_of_their_own(void **state)
+{
+    (void)state;
+    kg_emu_set_device(2, 9, 0, 1ull << 28);
+    cudaError_t end[2];
+    float sum[2] = {0, 0};
+    auto work = [&](int device) {
+        void *p = nullptr;
+
+        end[device] = cudaSetDevice(device);
+        for (int i = 0; i < 50 && end[device] == cudaSuccess; i++) {
+            end[device] = cudaMalloc(&p, 4096);
+            float *f = static_cast<float *>(p);
+            if (end[device] == cudaSuccess)
+                end[device] = cudaMemset(p, 0, 4096);
+            KG_LAUNCH(reduce_kernel, 3, 256, nullptr, f + 512, f, 500u);
+            if (device == 1 && i == 30)
+                KG_LAUNCH(write_at_kernel, 1, 32, nullptr, static_cast<uint32_t *>(p), 1024);
+            if (cudaMemcpy(&sum[device], f + 513, 4, cudaMemcpyDeviceToHost) == cudaSuccess)
+                sum[device] += 1;
+            if (end[device] == cudaSuccess)
+                end[device] = cudaFree(p);
+        }
+    };
+    std::thread other(work, 1);
+    work(0);
+    other.join();
+    assert_int_equal(end[0], cudaSuccess);
+    assert_int_equal(end[1], cudaErrorIllegalAddress);
+    assert_true(sum[0] == 1);
+    assert_non_null(strstr(kg_emu_fault(), "write_at_kernel"));
+    kg_emu_reset();
+    assert_int_equal(cudaSetDevice(0), cudaSuccess);
+    kg_emu_set_device(1, 9, 0, 1ull << 28);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -576,6 +614,7 @@ int main(void)
         cmocka_unit_test_setup(device_memory_is_closed_to_the_host_on_request, start),
         cmocka_unit_test_setup(a_full_stack_is_a_fault, start),
         cmocka_unit_test_setup(bad_shapes_are_refused, start),
+        cmocka_unit_test_setup(host_threads_have_devices_and_faults_of_their_own, start),
         cmocka_unit_test_setup(a_lazy_stream_runs_when_somebody_waits, start),
     };
 
