@@ -32,7 +32,7 @@ struct kg_drafter_args {
     const struct kg_host *host;       /* memory; NULL takes it from libc */
     const struct kg_kernels *kernels; /* as the target's */
     struct kg_team *team;             /* may be NULL: one thread */
-    const struct kg_model *target;    /* opened with this drafter's config; must outlive it */
+    struct kg_model *target;          /* opened with this drafter's config; must outlive it */
     const struct kg_draft_ckpt *ckpt; /* must outlive the drafter: W1 is read there */
     uint32_t max_rows;                /* most rows of a pass of the target */
     uint32_t max_seqs;                /* most sequences that draft at once */

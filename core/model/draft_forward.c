@@ -286,9 +286,7 @@ void kg_drafter_begin(struct kg_drafter *d, const struct kg_model_units *units,
                   d->s.x + (size_t)d->s.row0[i] * width, d->final_norm, seqs[i].n);
         out += seqs[i].n;
     }
-    struct kg_product head = {&d->target->lm_head, d->s.hidden, d->s.logits, width,
-                              d->c->net.vocab,     out};
-    d->k->product(d->team, &head, 1);
+    kg_model_head(d->target, d->s.hidden, d->s.logits, out);
 }
 
 /* --- heads ------------------------------------------------------------------------------------ */

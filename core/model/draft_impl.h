@@ -40,7 +40,7 @@ struct kg_drafter {
     const struct kg_host *host;
     const struct kg_kernels *k;
     struct kg_team *team;
-    const struct kg_model *target;
+    struct kg_model *target;
     const struct kg_draft_config *c;
     struct kg_drafter_sizes sizes;
     uint32_t max_seqs, context_rows, block_rows;

@@ -38,15 +38,16 @@ static void mix_rows(struct kg_model *m, const struct residual *r, const float *
     m->k->mix(m->team, &mix);
 }
 
-/* Input of a norm: the running vector, or its mix with the finished blocks. */
+/* Input of a norm: the running vector, or its mix with the finished blocks; own rows. */
 static const float *residual_in(struct kg_model *m, const struct residual *r, uint32_t layer,
                                 const float *score, const struct mix_names *names, uint32_t rows)
 {
     float *w = m->tap.fn == NULL ? NULL : m->s.weights;
+    size_t at = (size_t)m->own.row0 * m->c->hidden;
 
     if (r->n_blocks == 0)
         return m->s.streams[0];
-    mix_rows(m, r, score, 0, rows, m->s.mixed, w);
+    mix_rows(m, r, score, m->own.row0, m->own.rows, m->s.mixed + at, w);
     kg_tap_f32(m, layer, names->weights, w, r->n_blocks + 1, rows, r->n_blocks + 1);
     kg_tap_f32(m, layer, names->out, m->s.mixed, m->c->hidden, rows, m->c->hidden);
     return m->s.mixed;
@@ -57,11 +58,20 @@ static void norm_rows(struct kg_model *m, float *y, const float *x, const float 
     m->k->rmsnorm(m->team, y, m->c->hidden, x, m->c->hidden, w, rows, m->c->hidden, m->c->rms_eps);
 }
 
-static void add_rows(struct kg_model *m, float *y, const float *x, uint32_t rows)
+/* m->s.normed = all rows of the norm of x, of which this rank has its own. */
+static void norm_all(struct kg_model *m, const float *x, const float *w, uint32_t rows)
 {
-    size_t width = m->c->hidden;
+    size_t width = m->c->hidden, at = m->own.row0 * width;
 
-    m->k->add(m->team, y, width, y, width, x, width, rows, m->c->hidden);
+    norm_rows(m, m->s.normed + at, x + at, w, m->own.rows);
+    kg_model_gather_rows(m, m->s.normed, m->s.normed, width, rows);
+}
+
+static void add_own(struct kg_model *m, float *y, const float *x)
+{
+    size_t width = m->c->hidden, at = m->own.row0 * width;
+
+    m->k->add(m->team, y + at, width, y + at, width, x + at, width, m->own.rows, m->c->hidden);
 }
 
 /* Keeps the tap of target layer `layer`, if the drafter reads it. */
@@ -76,9 +86,15 @@ static void keep_features(struct kg_model *m, uint32_t stream, uint32_t layer, c
         return;
     while (i < d->n_taps && d->taps[i] != layer)
         i++;
-    if (i < d->n_taps)
-        m->k->copy(m->team, m->s.features + i * width, d->n_taps * width * sizeof(*h), h,
-                   width * sizeof(*h), width * sizeof(*h), rows);
+    if (i == d->n_taps)
+        return;
+    float *to = m->s.features + i * width;
+    size_t stride = d->n_taps * width;
+    if (m->own.parallel) /* every rank's drafter reads all rows */
+        kg_model_gather_rows(m, h, to, stride, rows);
+    else
+        m->k->copy(m->team, to, stride * sizeof(*h), h, width * sizeof(*h), width * sizeof(*h),
+                   rows);
 }
 
 static void forward_attention(struct kg_model *m, uint32_t l, const struct kg_forward *f,
@@ -92,7 +108,7 @@ static void forward_attention(struct kg_model *m, uint32_t l, const struct kg_fo
 
     if (l > 0)
         keep_features(m, KG_TAP_ATTN_RES, l - 1, h, rows);
-    norm_rows(m, m->s.normed, h, w->input_norm, rows);
+    norm_all(m, h, w->input_norm, rows);
     kg_tap_f32(m, l, "attn_in", m->s.normed, hidden, rows, hidden);
     if (restart) {
         /* The running vector becomes a block where it lies; the sublayer starts the next one. */
@@ -104,7 +120,7 @@ static void forward_attention(struct kg_model *m, uint32_t l, const struct kg_fo
     else
         kg_forward_mla(m, l, f, out);
     if (!restart)
-        add_rows(m, m->s.streams[r->n_blocks], out, rows);
+        add_own(m, m->s.streams[r->n_blocks], out);
     kg_tap_f32(m, l, "p_attn", m->s.streams[r->n_blocks], hidden, rows, hidden);
 }
 
@@ -114,15 +130,26 @@ static void forward_ffn(struct kg_model *m, uint32_t l, uint32_t rows, const str
     uint32_t hidden = m->c->hidden;
     const float *h = residual_in(m, r, l, w->mlp_mix, &mix_mlp, rows);
 
-    norm_rows(m, m->s.normed, h, w->post_norm, rows);
+    norm_all(m, h, w->post_norm, rows);
     kg_tap_f32(m, l, "ffn_in", m->s.normed, hidden, rows, hidden);
     if (m->c->layer_moe[l])
         kg_forward_moe(m, l, rows, m->s.out);
     else
         kg_forward_mlp(m, l, rows, m->s.out);
-    add_rows(m, m->s.streams[r->n_blocks], m->s.out, rows);
+    add_own(m, m->s.streams[r->n_blocks], m->s.out);
     kg_tap_f32(m, l, "p_ffn", m->s.streams[r->n_blocks], hidden, rows, hidden);
     keep_features(m, KG_TAP_PREFIX_SUM, l, m->s.streams[r->n_blocks], rows);
+}
+
+/* Rows from the i-th asked for on that are neighbours and one rank's own. */
+static uint32_t run_of(const struct kg_model *m, const struct kg_forward *f, uint32_t i)
+{
+    uint32_t n = 1, first = f->out_rows[i], share = m->own.share;
+
+    while (i + n < f->n_out && f->out_rows[i + n] == first + n &&
+           (first + n) / share == first / share)
+        n++;
+    return n;
 }
 
 /* Final norm of the rows asked for, in runs of neighbours, then logits of the first n_logits. */
@@ -133,8 +160,9 @@ static void forward_output(struct kg_model *m, const struct kg_forward *f, const
 
     for (uint32_t i = 0, n; i < f->n_out; i += n) {
         const float *h = m->s.streams[0] + f->out_rows[i] * width;
-        for (n = 1; i + n < f->n_out && f->out_rows[i + n] == f->out_rows[i] + n;)
-            n++;
+        n = run_of(m, f, i);
+        if (f->out_rows[i] - m->own.row0 >= m->own.rows)
+            continue; /* another rank's */
         if (r->n_blocks > 0) {
             float *w = m->tap.fn == NULL ? NULL : m->s.weights + (size_t)i * n_srcs;
             mix_rows(m, r, m->out_mix, f->out_rows[i], n, m->s.mixed + i * width, w);
@@ -142,6 +170,7 @@ static void forward_output(struct kg_model *m, const struct kg_forward *f, const
         }
         norm_rows(m, m->s.hidden + i * width, h, m->norm, n);
     }
+    kg_model_gather_out(m, f);
     if (r->n_blocks > 0) {
         kg_tap_f32(m, KG_NONE, mix_final.weights, m->s.weights, n_srcs, f->n_out, n_srcs);
         kg_tap_f32(m, KG_NONE, mix_final.out, m->s.mixed, width, f->n_out, m->c->hidden);
@@ -157,8 +186,9 @@ void kg_model_forward(struct kg_model *m, const struct kg_forward *f)
     uint32_t hidden = m->c->hidden;
 
     kg_model_deal_records(m, f);
-    m->k->embed(m->team, m->s.streams[0], hidden, m->embed.data, m->embed.dtype, hidden, f->tokens,
-                f->n_rows);
+    kg_model_share_rows(m, f->n_rows);
+    m->k->embed(m->team, m->s.streams[0] + (size_t)m->own.row0 * hidden, hidden, m->embed.data,
+                m->embed.dtype, hidden, f->tokens + m->own.row0, m->own.rows);
     kg_tap_f32(m, KG_NONE, "embed", m->s.streams[0], hidden, f->n_rows, hidden);
     for (uint32_t l = 0; l < m->c->n_layers; l++) {
         forward_attention(m, l, f, &r);

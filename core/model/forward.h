@@ -100,6 +100,13 @@ struct kg_records {
     float *alpha, *u; /* P */
 };
 
+/* The rows of a pass whose residual stream this rank has: all of them unless it is
+ * sequence-parallel, else neighbours row0 .. row0 + rows - 1 of blocks of `share`. */
+struct kg_own {
+    uint32_t parallel; /* 1: sequence-parallel */
+    uint32_t row0, rows, share;
+};
+
 struct kg_model {
     const struct kg_host *host;
     const struct kg_kernels *k;
@@ -111,7 +118,10 @@ struct kg_model {
     const struct kg_comm_ops *comm_ops; /* NULL: alone */
     struct kg_comm *comm;
     int lost;              /* of a collective */
-    float *part;           /* symmetric: (max_rows, hidden or latent), what is summed over ranks */
+    uint32_t sp_rows;      /* kg_model_args */
+    struct kg_own own;     /* of this pass */
+    float *part;           /* symmetric: (symm_rows, hidden or latent), what is summed over ranks */
+    float *gathered;       /* symmetric, likewise: what all ranks brought; NULL without sp_rows */
     float *vocab, *vocabs; /* symmetric: KG_VOCAB_FLOATS of own logits, and of all ranks' */
     const struct kg_draft_config *draft; /* NULL without a drafter */
     struct kg_tensor embed;
@@ -157,6 +167,17 @@ static inline float *kg_model_partial(const struct kg_model *m, float *out)
 }
 /* Adds (rows, width) of m->part over the ranks, into out. Nothing to do when alone. */
 void kg_model_reduce(struct kg_model *m, float *out, uint32_t width, uint32_t rows);
+/* The same at the end of a sublayer: only the rows of m->own are written to `out`. */
+void kg_model_reduce_own(struct kg_model *m, float *out, uint32_t width, uint32_t rows);
+/* Chooses m->own for a pass of `rows` rows. */
+void kg_model_share_rows(struct kg_model *m, uint32_t rows);
+/* Sequence-parallel: every rank's own rows of x (rows, hidden) become all rows of y, whose rows are
+ * y_stride floats apart; y may be x. Else nothing is done: x must be y then. */
+void kg_model_gather_rows(struct kg_model *m, const float *x, float *y, size_t y_stride,
+                          uint32_t rows);
+/* Sequence-parallel: m->s.hidden has the final vectors of those of f->out_rows that are in m->own,
+ * and gets all others. */
+void kg_model_gather_out(struct kg_model *m, const struct kg_forward *f);
 /* Logits of all ranks' rows of lm_head: hidden (rows) -> out (rows, vocab). */
 void kg_model_head(struct kg_model *m, const float *hidden, float *out, uint32_t rows);
 /* Takes the symmetric memory. */

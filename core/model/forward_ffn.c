@@ -30,7 +30,7 @@ void kg_forward_mlp(struct kg_model *m, uint32_t l, uint32_t rows, float *out)
     activate(m, rows, inter);
     kg_tap_f32(m, l, "mlp.act", m->s.ffn.gate, inter, rows, inter);
     m->k->product(m->team, &down, 1);
-    kg_model_reduce(m, out, hidden, rows);
+    kg_model_reduce_own(m, out, hidden, rows);
     kg_tap_f32(m, l, "mlp.out", out, hidden, rows, hidden);
 }
 
@@ -130,6 +130,6 @@ void kg_forward_moe(struct kg_model *m, uint32_t l, uint32_t rows, float *out)
         kg_tap_f32(m, l, "moe.shared.out", shared, c->hidden, rows, c->hidden);
         m->k->add(m->team, y, c->hidden, y, c->hidden, shared, c->hidden, rows, c->hidden);
     }
-    kg_model_reduce(m, out, c->hidden, rows);
+    kg_model_reduce_own(m, out, c->hidden, rows);
     kg_tap_f32(m, l, "moe.out", out, c->hidden, rows, c->hidden);
 }

@@ -302,6 +302,6 @@ void kg_forward_kda(struct kg_model *m, uint32_t l, const struct kg_forward *f, 
                         c->kda_heads, c->kda_dim, c->rms_eps);
     kg_tap_f32(m, l, "kda.o_gated", o, width, rows, width);
     m->k->product(m->team, &last, 1);
-    kg_model_reduce(m, out, c->hidden, rows);
+    kg_model_reduce_own(m, out, c->hidden, rows);
     kg_tap_f32(m, l, "kda.out", out, c->hidden, rows, c->hidden);
 }

@@ -130,6 +130,6 @@ void kg_forward_mla(struct kg_model *m, uint32_t l, const struct kg_forward *f, 
         kg_tap_f32(m, l, "mla.o_gated", o, v_width, rows, v_width);
     }
     m->k->product(m->team, &last, 1);
-    kg_model_reduce(m, out, c->hidden, rows);
+    kg_model_reduce_own(m, out, c->hidden, rows);
     kg_tap_f32(m, l, "mla.out", out, c->hidden, rows, c->hidden);
 }

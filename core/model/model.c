@@ -125,6 +125,7 @@ int kg_model_open(const struct kg_model_args *args, struct kg_model **model, str
     m->max_verify = args->max_verify;
     m->rewind = args->rewind;
     m->draft = args->draft;
+    m->sp_rows = args->sp_rows;
     m->n_streams = c->block_layers == 0 ? 1 : (c->n_layers - 1) / c->block_layers + 2;
     rc = kg_model_split(c, &args->deal, &m->split, &m->local, err);
     if (rc != KG_OK) {

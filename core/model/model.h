@@ -60,6 +60,9 @@ struct kg_model_args {
     /* This model is a rank of several, and meets the others through collectives, from which it
      * takes symmetric memory at open. world 0 or 1: alone, comm NULL. */
     struct kg_deal deal;
+    /* Passes of at least so many rows are sequence-parallel: between two sublayers a rank has its
+     * share of the rows only. The same bits where the collectives add in rank order. 0: never. */
+    uint32_t sp_rows;
     const struct kg_comm_ops *comm_ops;
     struct kg_comm *comm;
 };
@@ -139,8 +142,8 @@ struct kg_forward_seq {
 
 /*
  * One pass. Ids are in range and units mapped, no unit is written twice, no state_src is written
- * (the caller has checked). out_rows: rows whose final hidden vector is wanted, of which the first
- * n_logits also get logits.
+ * (the caller has checked). out_rows: rows whose final hidden vector is wanted, each once, of which
+ * the first n_logits also get logits.
  */
 struct kg_forward {
     const struct kg_model_units *units;

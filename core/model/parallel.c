@@ -4,9 +4,10 @@
 int kg_model_join(struct kg_model *m, const struct kg_model_args *args, struct kg_error *err)
 {
     uint64_t width = m->c->latent > m->c->hidden ? m->c->latent : m->c->hidden;
-    uint64_t part = args->max_rows * width * sizeof(float);
+    uint64_t rows = (uint64_t)args->max_rows + (m->sp_rows > 0 ? m->split.world : 0);
+    uint64_t part = rows * width * sizeof(float);
     uint64_t vocab = KG_VOCAB_FLOATS * sizeof(float);
-    void *p[3] = {NULL, NULL, NULL};
+    void *p[4] = {NULL, NULL, NULL, NULL};
 
     if (args->comm == NULL)
         return KG_OK;
@@ -21,14 +22,25 @@ int kg_model_join(struct kg_model *m, const struct kg_model_args *args, struct k
         rc = m->comm_ops->alloc_symm(m->comm, vocab, &p[1]);
     if (rc == KG_OK)
         rc = m->comm_ops->alloc_symm(m->comm, vocab * m->split.world, &p[2]);
+    if (rc == KG_OK && m->sp_rows > 0)
+        rc = m->comm_ops->alloc_symm(m->comm, part, &p[3]);
     if (rc != KG_OK)
         return kg_fail(err, rc, "[parallel] symm_bytes: %llu bytes are needed to sum %u rows",
-                       (unsigned long long)(part + vocab * (1 + m->split.world) + 192),
+                       (unsigned long long)(part * (1 + (m->sp_rows > 0)) +
+                                            vocab * (1 + m->split.world) + 256),
                        args->max_rows);
     m->part = p[0];
     m->vocab = p[1];
     m->vocabs = p[2];
+    m->gathered = p[3];
     return KG_OK;
+}
+
+static void copy_rows(struct kg_model *m, float *to, size_t to_stride, const float *from,
+                      size_t from_stride, uint32_t width, uint32_t rows)
+{
+    m->k->copy(m->team, to, to_stride * sizeof(*to), from, from_stride * sizeof(*from),
+               width * sizeof(*to), rows);
 }
 
 void kg_model_reduce(struct kg_model *m, float *out, uint32_t width, uint32_t rows)
@@ -39,8 +51,97 @@ void kg_model_reduce(struct kg_model *m, float *out, uint32_t width, uint32_t ro
     if (m->comm_ops == NULL || m->lost != KG_OK)
         return;
     m->lost = m->comm_ops->all_reduce(m->comm, &c);
-    kg_model_copy(m, out, m->part, c.count * sizeof(float));
+    copy_rows(m, out, width, m->part, width, width, rows);
 }
+
+/* --- sequence-parallel passes ----------------------------------------------------------------- */
+
+void kg_model_share_rows(struct kg_model *m, uint32_t rows)
+{
+    uint32_t world = m->split.world, share;
+
+    m->own = (struct kg_own){.rows = rows, .share = rows};
+    /* a tap sees all rows of everything */
+    if (m->gathered == NULL || rows < m->sp_rows || rows < world || m->tap.fn != NULL)
+        return;
+    share = (rows + world - 1) / world;
+    m->own.parallel = 1;
+    m->own.share = share;
+    m->own.row0 = share * m->split.rank < rows ? share * m->split.rank : rows;
+    m->own.rows = rows - m->own.row0 < share ? rows - m->own.row0 : share;
+}
+
+void kg_model_reduce_own(struct kg_model *m, float *out, uint32_t width, uint32_t rows)
+{
+    const struct kg_own *own = &m->own;
+    const struct kg_coll c = {.dtype = KG_F32,
+                              .count = (uint64_t)width * own->share,
+                              .in = m->part, /* rows behind the last one are nobody's */
+                              .out = m->gathered};
+
+    if (!own->parallel) {
+        kg_model_reduce(m, out, width, rows);
+        return;
+    }
+    if (m->lost != KG_OK)
+        return;
+    m->lost = m->comm_ops->reduce_scatter(m->comm, &c);
+    copy_rows(m, out + (size_t)own->row0 * width, width, m->gathered, width, width, own->rows);
+}
+
+/* What lies in m->part, `rows` rows on each rank, to m->gathered. */
+static void gather_part(struct kg_model *m, uint32_t rows)
+{
+    const struct kg_coll c = {
+        .dtype = KG_F32, .count = (uint64_t)m->c->hidden * rows, .in = m->part, .out = m->gathered};
+
+    if (m->lost == KG_OK)
+        m->lost = m->comm_ops->all_gather(m->comm, &c);
+}
+
+void kg_model_gather_rows(struct kg_model *m, const float *x, float *y, size_t y_stride,
+                          uint32_t rows)
+{
+    uint32_t width = m->c->hidden;
+
+    if (!m->own.parallel)
+        return;
+    copy_rows(m, m->part, width, x + (size_t)m->own.row0 * width, width, width, m->own.rows);
+    gather_part(m, m->own.share);
+    copy_rows(m, y, y_stride, m->gathered, width, width, rows);
+}
+
+void kg_model_gather_out(struct kg_model *m, const struct kg_forward *f)
+{
+    uint32_t width = m->c->hidden, share = m->own.share, most = 0, mine = 0;
+
+    if (!m->own.parallel)
+        return;
+    for (uint32_t p = 0; p < m->split.world; p++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < f->n_out; i++)
+            n += f->out_rows[i] / share == p;
+        most = n > most ? n : most;
+    }
+    for (uint32_t i = 0; i < f->n_out; i++) { /* rows of a pass are distinct: at most `share` */
+        if (f->out_rows[i] / share == m->split.rank)
+            copy_rows(m, m->part + (size_t)mine++ * width, width, m->s.hidden + (size_t)i * width,
+                      width, width, 1);
+    }
+    if (most > 0)
+        gather_part(m, most);
+    for (uint32_t p = 0; p < m->split.world; p++) {
+        const float *from = m->gathered + (size_t)p * most * width;
+        for (uint32_t i = 0; i < f->n_out; i++) {
+            if (f->out_rows[i] / share != p)
+                continue;
+            copy_rows(m, m->s.hidden + (size_t)i * width, width, from, width, width, 1);
+            from += width;
+        }
+    }
+}
+
+/* --- logits ----------------------------------------------------------------------------------- */
 
 /* Logits of `rows` rows, few enough for the symmetric memory. */
 static void head_piece(struct kg_model *m, const float *hidden, float *out, uint32_t rows)

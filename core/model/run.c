@@ -32,9 +32,6 @@ int kg_run_check(const char *name, const struct kg_exec_open *args, struct kg_er
     if (args->size < sizeof(*args))
         return kg_fail(err, KG_EABI, "open: size is %zu, wanted at least %zu", args->size,
                        sizeof(*args));
-    if (args->world > 1 && args->draft_path != NULL && args->draft_path[0] != '\0')
-        return kg_fail(err, KG_ECONFIG, "[parallel] tp = %u: %s runs a drafter in one rank only",
-                       args->world, name);
     if (args->model_path == NULL || args->model_path[0] == '\0')
         return kg_fail(err, KG_ECONFIG, "%s needs a checkpoint ([model] path)", name);
     if (args->max_seqs == 0 || args->max_rows == 0)
@@ -115,6 +112,7 @@ int kg_run_open(struct kg_exec *e, const struct kg_run_args *run, struct kg_erro
     e->rewind = run->rewind;
     e->world = args->world;
     model.deal = (struct kg_deal){args->rank, args->world, args->ep, args->allow_idle_rank};
+    model.sp_rows = args->world > 1 ? args->sp_rows : 0;
     rc = kg_ckpt_open(args->model_path, &e->ckpt, err);
     if (rc == KG_OK && with_draft)
         rc = kg_run_draft_load(e, args, err);

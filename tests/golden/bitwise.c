@@ -19,7 +19,7 @@ static struct xreq truth[FULL_PROMPTS], work[FULL_PROMPTS];
 
 static uint32_t n_prompts(void)
 {
-    return xrig_is_full() ? FULL_PROMPTS : 12;
+    return xrig_is_full() ? FULL_PROMPTS : xrig_world() > 1 ? 6 : 12;
 }
 
 static void expect_equal(const struct xreq *got, uint32_t n, const char *what)
@@ -71,6 +71,12 @@ static const struct way ways[] = {
     {"batch of 7, chunks of 64, split states, preempted",
      {.page_tokens = 64, .threads = 2, .parts_per_slot = 1},
      {.batch = 7, .chunk = 64, .moves = 3, .preempt = 3}},
+    {"batch of 7, whole prompts, sequence-parallel",
+     {.page_tokens = 16, .threads = 1, .sp_rows = 1},
+     {.batch = 7}},
+    {"batch of 32, chunks of 21, sequence-parallel from 60 rows on, moves, preempted",
+     {.page_tokens = 16, .threads = 1, .sp_rows = 60},
+     {.batch = 32, .chunk = 21, .moves = 5, .preempt = 4}},
     {"batch of 32, whole, states in entries of 4 parts, moves, preempted",
      {.page_tokens = 5, .threads = 1, .parts_per_slot = 4},
      {.batch = 32, .moves = 64, .preempt = 2}},
@@ -171,7 +177,8 @@ static void a_checkpoint_inside_a_chunk_resumes_with_the_same_bits(void **state)
     xrig_close(&x);
 }
 
-int main(void)
+/* usage: bitwise [RANKS [EP]] */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exact_greedy_bits_are_the_requests_own),
@@ -182,5 +189,6 @@ int main(void)
         cmocka_unit_test(a_checkpoint_inside_a_chunk_resumes_with_the_same_bits),
     };
 
+    xrig_set_ranks(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

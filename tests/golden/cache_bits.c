@@ -49,6 +49,7 @@ struct way {
 struct world {
     const struct way *way;
     struct kg_stack *stack;
+    uint64_t n_evicted; /* units, by the way that ran */
     struct kg_config *config;
     struct kg_engine *engine;
     struct kg_engine_test test;
@@ -163,16 +164,17 @@ static void see_result(void *ctx, const struct kg_seq *seq, const struct kg_seq_
 
 static void open_engine(const char *sets)
 {
-    char text[1024], *rest = text, *word;
+    char text[2048], *rest = text, *word;
     struct kg_error err = {0};
     struct kg_engine_conf conf;
 
     assert_int_equal(kg_config_create(&w.config), KG_OK);
-    (void)snprintf(text, sizeof(text),
-                   "model.path=%s/models/k3-tiny plugins.dir=%s plugins.exec=cpu "
-                   "plugins.sched=fcfs plugins.spec=off engine.max_seqs=8 engine.step_tokens=256 "
-                   "engine.prefill_chunk=256 memory.bytes=48m exec-cpu.threads=2 log.level=warn %s",
-                   TEST_ROOT, PLUGIN_DIR, sets);
+    (void)snprintf(
+        text, sizeof(text),
+        "model.path=%s/models/k3-tiny plugins.dir=%s plugins.exec=cpu "
+        "plugins.sched=fcfs plugins.spec=off engine.max_seqs=8 engine.step_tokens=256 "
+        "engine.prefill_chunk=256 memory.bytes=48m exec-cpu.threads=2 log.level=warn %s %s",
+        TEST_ROOT, PLUGIN_DIR, xrig_sets(), sets);
     while ((word = strsep(&rest, " ")) != NULL) {
         if (word[0] != '\0')
             (void)kg_config_set(w.config, word);
@@ -187,7 +189,7 @@ static void open_engine(const char *sets)
     conf.debug = 1; /* checks after each step, NaN in what is freed */
     if (kg_engine_create(&w.stack->parts, &conf, &w.engine, &err) < 0)
         fail_msg("%s: %s", w.way->name, err.text);
-    if (w.warm)
+    if (w.warm && xrig_world() == 1) /* uniform pages go by a state, of which a rank has a part */
         assert_int_equal(kg_engine_layout(w.engine)->page_tokens, w.way->page);
 }
 
@@ -340,7 +342,9 @@ static void run_way(const struct way *way)
         assert_int_equal(s.tier_failed, 0);
     }
     if (n > 0) {
-        assert_true(s.evicted[KG_PAGE] + s.evicted[KG_STATE] > 0);
+        w.n_evicted = s.evicted[KG_PAGE] + s.evicted[KG_STATE];
+        /* a rank's part of a state is smaller: not every way is short of memory then */
+        assert_true(xrig_world() > 1 || s.evicted[KG_PAGE] + s.evicted[KG_STATE] > 0);
         assert_true(way->preempt == 0 || s.preemptions > 0);
     }
     free(w.pairs);
@@ -383,10 +387,14 @@ static void warm_equals_cold_whatever_happens_between(void **state)
          "memory.bytes=6m",
          88, 6, 2, 9, 5, 30, 2000, 0, 0},
     };
+    uint64_t n_evicted = 0;
 
     (void)state;
-    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
         run_way(&ways[i]);
+        n_evicted += w.n_evicted;
+    }
+    assert_true(n_evicted > 0);
 }
 
 /* Tokens of a page the pool makes of `sets`. */
@@ -510,6 +518,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_was_evicted_comes_back_whole),
         cmocka_unit_test(warm_equals_cold_through_a_tier),
     };
+    const struct CMUnitTest ranks[] = {
+        cmocka_unit_test(warm_equals_cold_whatever_happens_between),
+    };
     const struct CMUnitTest combinations[] = {
         cmocka_unit_test(warm_equals_cold_in_every_combination),
     };
@@ -519,6 +530,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(warm_equals_cold_in_every_combination),
     };
 
+    if (argc > 1 && argv[1][0] >= '1' && argv[1][0] <= '9') {
+        xrig_set_ranks(argc, argv);
+        return cmocka_run_group_tests(ranks, NULL, NULL);
+    }
     if (argc > 1 && strcmp(argv[1], "tier") == 0)
         return cmocka_run_group_tests(tier, NULL, NULL);
     if (argc > 1 && strcmp(argv[1], "combinations") == 0)

@@ -309,7 +309,8 @@ static void a_draft_has_a_price(void **state)
     xrig_close(&x);
 }
 
-int main(void)
+/* usage: draft_exec [RANKS [EP]] */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(greedy_texts_take_the_rounds_they_took_in_pytorch),
@@ -320,5 +321,6 @@ int main(void)
         cmocka_unit_test(a_draft_has_a_price),
     };
 
+    xrig_set_ranks(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

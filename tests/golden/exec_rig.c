@@ -1,4 +1,4 @@
-#include "exec_rig.h"
+#include "exec_ranks.h"
 
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -8,6 +8,33 @@
 #include <string.h>
 
 #include <cmocka.h>
+
+static uint32_t world = 1, ep = 1;
+
+void xrig_set_ranks(int argc, char **argv)
+{
+    if (argc > 1)
+        world = (uint32_t)strtoul(argv[1], NULL, 10);
+    if (argc > 2)
+        ep = (uint32_t)strtoul(argv[2], NULL, 10);
+}
+
+const char *xrig_sets(void)
+{
+    static char sets[160];
+
+    if (world > 1)
+        (void)snprintf(sets, sizeof(sets),
+                       "plugins.comm=symmem parallel.tp=%u parallel.ep=%u parallel.sp_rows=20 "
+                       "parallel.allow_idle_rank=yes",
+                       world, ep);
+    return sets;
+}
+
+uint32_t xrig_world(void)
+{
+    return world;
+}
 
 static void *host_alloc(void *ctx, size_t bytes, size_t align)
 {
@@ -68,7 +95,10 @@ int xrig_try_open(struct xrig *x, const struct xrig_options *o, const char *mode
 {
     struct kg_exec_open args = {.size = sizeof(args),
                                 .model_path = model_path,
-                                .world = 1,
+                                .world = world,
+                                .ep = ep,
+                                .sp_rows = o->sp_rows,
+                                .allow_idle_rank = 1,
                                 .max_seqs = o->max_seqs,
                                 .max_rows = o->max_rows,
                                 .max_draft = o->max_draft};
@@ -99,7 +129,8 @@ int xrig_try_open(struct xrig *x, const struct xrig_options *o, const char *mode
     set_option(p, &conf, "threads", o->threads);
     set_option(p, &conf, "isa", o->isa);
     set_option(p, &conf, "rewind", o->rewind);
-    return x->ops->open(&x->host, &conf, &args, &x->exec, err);
+    return world > 1 ? xranks_open(x, &conf, &args, err)
+                     : x->ops->open(&x->host, &conf, &args, &x->exec, err);
 }
 
 static void open_units(struct xrig *x, uint32_t kind, uint32_t n, uint32_t entries)
@@ -158,7 +189,10 @@ void xrig_open(struct xrig *x, const struct xrig_options *o)
 
 void xrig_close(struct xrig *x)
 {
-    x->ops->close(x->exec);
+    if (x->group != NULL)
+        xranks_close(x);
+    else
+        x->ops->close(x->exec);
     assert_int_equal(x->held_bytes, 0);
     for (uint32_t kind = 0; kind < KG_N_KINDS; kind++) {
         free(x->units[kind].table);

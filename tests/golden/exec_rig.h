@@ -22,6 +22,7 @@ struct xrig_options {
     uint32_t n_pages, n_states; /* <= XRIG_PAGES, XRIG_STATES; 0: those */
     uint32_t max_draft, rewind; /* rewind: 0 replay, 1 snapshot */
     const char *draft;          /* drafter below TEST_ROOT; NULL for none */
+    uint32_t sp_rows;           /* as in kg_exec_open; only with ranks */
 };
 
 /* One unit kind of the test's pool. */
@@ -34,6 +35,7 @@ struct xrig_units {
 
 struct xrig {
     void *so;
+    struct xranks *group; /* NULL: one rank */
     const struct kg_exec_ops *ops;
     struct kg_host host;
     uint64_t held_bytes;
@@ -45,6 +47,14 @@ struct xrig {
     uint32_t n_changes;
     uint64_t step, random;
 };
+
+/* Arguments of a test's main, [RANKS [EP]]: every rig is a group of so many ranks, with as many
+ * blocks of experts, from here on. A rank may be left with padding only. */
+void xrig_set_ranks(int argc, char **argv);
+uint32_t xrig_world(void);
+/* The same as "section.key=value ..." for a configuration, sequence-parallel from 20 rows on; "" of
+ * one rank. */
+const char *xrig_sets(void);
 
 /* Opens plugin and model and binds the arena, which is filled with NaN. */
 void xrig_open(struct xrig *x, const struct xrig_options *o);

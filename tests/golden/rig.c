@@ -97,6 +97,7 @@ int rig_open_rank(struct rig *r, const struct rig_options *o, const struct kg_co
                                  .max_seqs = RIG_SEQS,
                                  .max_orders = 8,
                                  .deal = {rank, o->world, o->ep, o->idle},
+                                 .sp_rows = o->sp_rows,
                                  .comm_ops = ops,
                                  .comm = comm};
     struct kg_error err = {0};

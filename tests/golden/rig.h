@@ -41,6 +41,7 @@ struct rig_options {
     uint32_t threads, page_tokens, max_rows, max_tokens;
     uint32_t world;    /* ranks that share the model; 0 or 1: alone */
     uint32_t ep;       /* blocks of experts; 0: 1 */
+    uint32_t sp_rows;  /* as kg_model_args */
     uint32_t idle;     /* 1: a rank may be left with padding only */
     const char *draft; /* folder of a drafter; NULL for none */
     /* changes what its config says before it is opened; may be NULL */

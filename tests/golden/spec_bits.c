@@ -211,7 +211,8 @@ static void s33_rows_that_are_trimmed_are_not_computed(void **state)
     assert_int_equal(work.n_rows, committed + work.n_verified - work.n_accepted);
 }
 
-int main(void)
+/* usage: spec_bits [RANKS [EP]] */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exact_sampled_tokens_and_bits_equal_plain_decoding),
@@ -224,5 +225,6 @@ int main(void)
         cmocka_unit_test(all_lengths_rewinds_and_seeds),
     };
 
+    xrig_set_ranks(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,7 +24,7 @@ static const struct spec_way plain = {
 
 static uint32_t n_reqs(void)
 {
-    return xrig_is_full() ? SPEC_REQS : 6;
+    return xrig_is_full() ? SPEC_REQS : xrig_world() > 1 ? 4 : 6;
 }
 
 static void copy_requests(struct spec_run *to)
@@ -104,14 +104,14 @@ static void check_ways(const char *math, size_t by)
         n_cached += work.n_cached;
         assert_true(work.n_verified > 20);
     }
-    assert_true(n_cached > 0);
+    assert_true(n_cached > 0 || xrig_world() > 1); /* those few begin together */
 }
 
 static void exact_sampled_tokens_bits_and_drafts_are_undisturbed(void **state)
 {
     (void)state;
     make_truth("exact", 0.8f);
-    check_ways("exact", 1);
+    check_ways("exact", xrig_world() > 1 && !xrig_is_full() ? 3 : 1);
 }
 
 static void fast_greedy_tokens_bits_and_drafts_are_undisturbed(void **state)
@@ -214,7 +214,8 @@ static void lookup_beside_a_drafter_is_exact(void **state)
     assert_true(work.n_verified > 20);
 }
 
-int main(void)
+/* usage: spec_draft_bits [RANKS [EP]] */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exact_sampled_tokens_bits_and_drafts_are_undisturbed),
@@ -227,5 +228,12 @@ int main(void)
         cmocka_unit_test(all_lengths_rewinds_and_seeds),
     };
 
+    const struct CMUnitTest ranks[] = {
+        cmocka_unit_test(exact_sampled_tokens_bits_and_drafts_are_undisturbed),
+    };
+
+    xrig_set_ranks(argc, argv);
+    if (xrig_world() > 1 && !xrig_is_full())
+        return cmocka_run_group_tests(ranks, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
