@@ -237,6 +237,16 @@ static __global__ void write_at_kernel(uint32_t *out, size_t i)
         out[i] = 1;
 }
 
+static __global__ void large_kernel(uint32_t *out)
+{
+    KG_SHARED(uint32_t, first, 8000);
+    KG_SHARED(uint32_t, second, 8000);
+
+    first[threadIdx.x] = 1;
+    second[threadIdx.x] = 1;
+    out[threadIdx.x] = 1;
+}
+
 struct box {
     uint32_t *p;
 };
@@ -522,10 +532,11 @@ static void device_memory_is_closed_to_the_host_on_request(void **state)
     kg_emu_set_checks(KG_EMU_RACES | KG_EMU_QUIET);
 }
 
-static void a_full_stack_is_a_fault(void **state)
+static void a_full_stack_and_too_much_shared_memory_are_faults(void **state)
 {
     (void)state;
     PLANTED(deep_kernel, 1, 1, "stack of a thread is full");
+    PLANTED(large_kernel, 1, 1, "with second more than 49152 bytes");
 }
 
 static void bad_shapes_are_refused(void **state)
@@ -612,7 +623,7 @@ int main(void)
         cmocka_unit_test_setup(freed_memory_is_found, start),
         cmocka_unit_test_setup(host_memory_is_no_device_memory, start),
         cmocka_unit_test_setup(device_memory_is_closed_to_the_host_on_request, start),
-        cmocka_unit_test_setup(a_full_stack_is_a_fault, start),
+        cmocka_unit_test_setup(a_full_stack_and_too_much_shared_memory_are_faults, start),
         cmocka_unit_test_setup(bad_shapes_are_refused, start),
         cmocka_unit_test_setup(host_threads_have_devices_and_faults_of_their_own, start),
         cmocka_unit_test_setup(a_lazy_stream_runs_when_somebody_waits, start),
