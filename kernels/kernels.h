@@ -181,8 +181,8 @@ struct kg_kda {
     float *u;           /* beta * (v - p): output of kda (NULL: not wanted), input of replay */
     size_t qk_stride, alpha_stride, v_stride, o_stride, u_stride, beta_stride;
     uint32_t heads, k_dim, v_dim; /* k_dim 1..512 */
-    const struct kg_kda_seq *seqs;
     uint32_t n_seqs;
+    const struct kg_kda_seq *seqs;
 };
 
 /* Form of the KDA decay gate. */
@@ -230,7 +230,11 @@ struct kg_mla {
     float scale;
     uint32_t heads;
     const struct kg_mla_seq *seqs;
-    uint32_t n_seqs;
+    uint32_t n_seqs, reserved; /* reserved: 0 */
+    /* NULL, 0, or room that a device may share the keys of few rows with; the bits are the same.
+     * 4-byte aligned; kernels/cuda/cuda.h says how much is of use. CPU tables need none. */
+    void *scratch;
+    uint64_t scratch_bytes;
 };
 
 enum kg_act {

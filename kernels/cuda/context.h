@@ -66,5 +66,7 @@ const struct kg_cuda_facts *kg_device(const struct kg_team *team);
 void kg_cuda_fill_rows(struct kg_kernels *k, enum kg_math math);
 void kg_cuda_fill_products(struct kg_kernels *k, enum kg_math math);
 void kg_cuda_fill_experts(struct kg_kernels *k, enum kg_math math);
+void kg_cuda_fill_recurrence(struct kg_kernels *k, enum kg_math math);
+void kg_cuda_fill_attention(struct kg_kernels *k, enum kg_math math);
 
 #endif

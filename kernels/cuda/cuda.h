@@ -58,6 +58,10 @@ void kg_cuda_facts(const struct kg_cuda *cuda, struct kg_cuda_facts *facts);
 
 /* The table; never NULL. */
 const struct kg_kernels *kg_kernels_cuda(enum kg_math math);
+/* kg_mla.scratch that lets fast math share the keys of `rows` rows in all between blocks, up to
+ * contexts of `context` tokens (exact math has one running order a row and head, and uses none). */
+uint64_t kg_cuda_mla_scratch_bytes(uint32_t rows, uint32_t heads, uint32_t latent,
+                                   uint32_t context);
 /* What the table's operations take as team. */
 struct kg_team *kg_cuda_team(struct kg_cuda *cuda);
 

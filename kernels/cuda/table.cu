@@ -12,6 +12,8 @@ static struct kg_kernels make(enum kg_math math)
     kg_cuda_fill_rows(&k, math);
     kg_cuda_fill_products(&k, math);
     kg_cuda_fill_experts(&k, math);
+    kg_cuda_fill_recurrence(&k, math);
+    kg_cuda_fill_attention(&k, math);
     return k;
 }
 
