@@ -149,8 +149,9 @@ static int open_way(struct rank *r, uint32_t way, struct kg_error *err)
                                       .rank = r->boot->rank,
                                       .world = r->boot->world,
                                       .boot = &r->boot->ops,
-                                      .symm_bytes = bytes + out + 128,
+                                      .symm_bytes = bytes + out + 512,
                                       .n_channels = CHANNELS,
+                                      .device = r->boot->rank,
                                       .timeout_ns = TIMEOUT_NS};
     int rc = kg_instance_create(w->plugin, NULL, &clock, 0, &r->hosts[way]);
     if (rc != KG_OK)

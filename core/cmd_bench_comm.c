@@ -21,13 +21,16 @@
  * and say why. */
 static const struct {
     const char *name, *plugin, *sets; /* sets: KEY=VALUE, blank between */
+    int device;                       /* works on a device's memory, each rank on its own */
 } ways[] = {
-    {"plain", NULL, NULL},
-    {"push", "symmem", "push=1m"},
-    {"one-shot", "symmem", "push=1 one_shot=1g"},
-    {"two-shot", "symmem", "push=1 one_shot=1"},
-    {"symmem", "symmem", NULL},
-    {"nccl", "nccl", NULL},
+    {"plain", NULL, NULL, 0},
+    {"push", "symmem", "push=1m", 0},
+    {"one-shot", "symmem", "push=1 one_shot=1g", 0},
+    {"two-shot", "symmem", "push=1 one_shot=1", 0},
+    {"symmem", "symmem", NULL, 0},
+    {"cuda push", "symmem", "memory=cuda push=1m", 1},
+    {"cuda two-shot", "symmem", "memory=cuda push=1", 1},
+    {"nccl", "nccl", NULL, 1},
 };
 #define N_WAYS (sizeof(ways) / sizeof(ways[0]))
 enum { WAY_PUSH = 1, WAY_ONE_SHOT, WAY_TWO_SHOT };
@@ -60,7 +63,23 @@ static int set_options(struct bench *b, const struct kg_plugin *p, const char *s
     return rc;
 }
 
-/* Loads what can be loaded; a plugin that cannot run on host memory is left out. */
+/* Whether the largest group has its devices: opened once, in processes, because a driver must not
+ * be begun before a fork. */
+static int try_device(struct bench *b, uint32_t way, const struct kg_bench_way *w)
+{
+    struct kg_bench_comm once = {.world = b->worlds[b->n_worlds - 1],
+                                 .n_ways = 1,
+                                 .n_sizes = 1,
+                                 .repeats = 1,
+                                 .calls = 1,
+                                 .op = b->b.op,
+                                 .ways = {*w},
+                                 .sizes = {4}};
+
+    return kg_bench_comm_run(&once, &b->missing[way]);
+}
+
+/* Loads what can be loaded; what finds no device is left out. */
 static int find_ways(struct bench *b, const char *dir, struct kg_error *err)
 {
     int rc = KG_OK;
@@ -73,11 +92,6 @@ static int find_ways(struct bench *b, const char *dir, struct kg_error *err)
                 KG_OK)
                 continue;
             p = b->refs[i].plugin;
-            if ((p->caps & KG_COMM_CAP_HOST) == 0) {
-                (void)kg_fail(&b->missing[i], KG_ECONFIG, "comm-%s does not work on host memory",
-                              p->name);
-                continue;
-            }
         }
         *w = (struct kg_bench_way){.name = ways[i].name, .plugin = p};
         if (p != NULL && p->conf_size > 0) {
@@ -85,6 +99,10 @@ static int find_ways(struct bench *b, const char *dir, struct kg_error *err)
             w->conf = conf;
             rc = conf == NULL ? kg_fail(err, KG_ENOMEM, "out of memory")
                               : set_options(b, p, ways[i].sets, conf, err);
+        }
+        if (rc == KG_OK && ways[i].device && try_device(b, i, w) != KG_OK) {
+            free((void *)(uintptr_t)w->conf);
+            continue;
         }
         b->which[b->b.n_ways++] = i;
     }

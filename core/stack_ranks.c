@@ -22,6 +22,7 @@ static int open_comm(struct kg_stack *s, struct kg_boot *boot, struct kg_comm **
 {
     const struct kg_choice *c = kg_config_choice(s->config, KG_KIND_COMM);
     const struct kg_comm_ops *ops = c->ref.plugin->ops;
+    const char *exec = kg_config_choice(s->config, KG_KIND_EXEC)->ref.plugin->name;
     const struct kg_comm_open args = {.size = sizeof(args),
                                       .rank = boot->rank,
                                       .world = boot->world,
@@ -29,7 +30,9 @@ static int open_comm(struct kg_stack *s, struct kg_boot *boot, struct kg_comm **
                                       .symm_bytes = s->conf->symm_bytes,
                                       .n_channels = CHANNELS,
                                       .device = boot->rank,
-                                      .timeout_ns = s->conf->rank_timeout_ms * KG_NS_PER_MS};
+                                      .timeout_ns = s->conf->rank_timeout_ms * KG_NS_PER_MS,
+                                      .memory = strcmp(exec, "cuda") == 0 ? KG_COMM_CAP_CUDA
+                                                                          : KG_COMM_CAP_HOST};
 
     return ops->open(&s->hosts[KG_KIND_COMM]->host, c->conf, &args, comm, err);
 }

@@ -285,6 +285,9 @@ static int check_args(const struct kg_comm_open *args, struct kg_error *err)
                        args->n_channels, NCCL_MAX_CHANNELS);
     if (args->symm_bytes == 0 || args->timeout_ns == 0)
         return kg_fail(err, KG_EINVAL, "comm-nccl: symm_bytes or timeout_ns is 0");
+    if (args->size >= sizeof(*args) && args->memory == KG_COMM_CAP_HOST)
+        return kg_fail(err, KG_ECONFIG,
+                       "comm-nccl works on device memory, the backend computes in host memory");
     if (args->world > 1 && args->boot == NULL)
         return kg_fail(err, KG_EINVAL, "comm-nccl: %u ranks and no bootstrap", args->world);
     return KG_OK;

@@ -204,6 +204,13 @@ static int symm_open(const struct kg_host *host, const void *conf, const struct 
                           .n_channels = args->n_channels};
     memset(c->pidfds, 0xff, sizeof(c->pidfds));
     c->conf.checksum |= host->debug;
+    uint64_t wanted = args->size >= sizeof(*args) ? args->memory : 0;
+    if (wanted != 0 && (wanted == KG_COMM_CAP_CUDA) != (c->conf.memory == SYMM_CUDA)) {
+        host->free(host->ctx, c, sizeof(*c));
+        return kg_fail(err, KG_ECONFIG, "[comm-symmem] memory = %s: the backend computes in %s",
+                       wanted == KG_COMM_CAP_CUDA ? "host" : "cuda",
+                       wanted == KG_COMM_CAP_CUDA ? "device memory" : "host memory");
+    }
     choose_bands(c);
     if (c->conf.stage / c->world < 8)
         rc = kg_fail(err, KG_ECONFIG, "comm-symmem: stage = %llu bytes for %u ranks",

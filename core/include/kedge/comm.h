@@ -54,6 +54,9 @@ struct kg_comm_open {
     uint32_t n_channels;             /* independent channels, >= 1 */
     uint32_t device;                 /* device ordinal for CUDA plugins, else 0 */
     uint64_t timeout_ns;             /* a collective that takes longer is an error */
+    /* Since minor 1: what memory the backend computes in, KG_COMM_CAP_HOST or KG_COMM_CAP_CUDA; 0
+     * for whatever the plugin works on. KG_ECONFIG when that is another. */
+    uint64_t memory;
 };
 
 /* A collective: `count` elements of `dtype` per rank. `stream` is a device stream or NULL:

@@ -294,7 +294,7 @@ AT(kg_bootstrap, send_fd, 24);
 AT(kg_bootstrap, recv_fd, 32);
 AT(kg_bootstrap, barrier, 40);
 
-SIZE(kg_comm_open, 48);
+SIZE(kg_comm_open, 56);
 AT(kg_comm_open, rank, 8);
 AT(kg_comm_open, world, 12);
 AT(kg_comm_open, boot, 16);
@@ -302,6 +302,7 @@ AT(kg_comm_open, symm_bytes, 24);
 AT(kg_comm_open, n_channels, 32);
 AT(kg_comm_open, device, 36);
 AT(kg_comm_open, timeout_ns, 40);
+AT(kg_comm_open, memory, 48);
 
 SIZE(kg_coll, 56);
 AT(kg_coll, dtype, 4);

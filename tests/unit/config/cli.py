@@ -179,6 +179,24 @@ def collectives_of_device_memory_are_refused_to_a_backend_of_the_host():
 
 
 @case
+def device_memory_is_refused_to_a_backend_of_the_host():
+    r = run("check", *NULL, "--set", "parallel.tp=2", "--set", "plugins.comm=symmem",
+            "--set", "comm-symmem.memory=cuda")
+    assert r.returncode != 0
+    assert "memory = cuda: the backend computes in host memory" in r.stderr, r.stderr
+
+
+@case
+def bench_comm_says_of_what_needs_a_device_that_there_is_none():
+    r = run("bench", "comm", "--ranks", "2", "--sizes", "256", "--repeats", "1", "--calls", "4")
+    equal(r.returncode, 0)
+    said = dict(re.findall(r"^(cuda push|cuda two-shot|nccl): not measured: (.*)$", r.stdout, re.M))
+    for way in ("cuda push", "cuda two-shot"):
+        column = way in r.stdout.split("\n")[1]
+        assert column or "no CUDA" in said[way], r.stdout
+
+
+@case
 def the_reference_in_the_readme_is_the_rows():
     r = subprocess.run([os.path.join(ROOT, "scripts/config-reference"), "--check", KEDGE,
                         os.path.join(ROOT, "README.md")], capture_output=True, text=True)
