@@ -11,6 +11,11 @@
 
 #define MAGIC 0x4b474e43u /* "KGNC" */
 
+static int came(struct nccl_place *place, uint32_t channel, uint32_t meeting)
+{
+    return (int32_t)(atomic_load(&place->channels[channel].arrive) - meeting) >= 0;
+}
+
 static int map(struct kg_comm *c, int fd)
 {
     void *p = mmap(NULL, sizeof(*c->board), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -119,9 +124,9 @@ int nccl_meet(struct kg_comm *c, uint32_t channel, uint64_t said, uint64_t timeo
     atomic_store(&mine->channels[channel].arrive, meeting);
     for (uint32_t r = 0; r < c->world; r++) {
         struct nccl_place *o = &c->board->places[r];
-        while ((int32_t)(atomic_load(&o->channels[channel].arrive) - meeting) < 0) {
+        while (!came(o, channel, meeting)) {
             int rc = nccl_hope(c, &p, "waiting for", r);
-            if (rc != KG_OK)
+            if (rc != KG_OK && !came(o, channel, meeting)) /* else it came before the loss */
                 return rc;
         }
         if (atomic_load(&o->channels[channel].said[meeting & 1]) != said)

@@ -569,6 +569,7 @@ static void different_calls_are_noticed(struct rank *r)
 
     WANT(r, x != NULL);
     WANT(r, r->ops->seal(r->comm, &err) == KG_OK);
+    WANT(r, r->ops->barrier(r->comm, 0) == KG_OK); /* nobody is still in seal */
     WANT(r, r->ops->all_reduce(r->comm, &c) == KG_EDEVICE);
     (void)r->ops->progress_dump(r->comm, text, sizeof(text));
     WANT(r, strstr(text, "a different call by rank") != NULL);
