@@ -14,6 +14,8 @@ static void price(const struct kg_check *k, struct kg_check_message *row)
     const struct kg_message *m = &row->m;
 
     row->bytes = m->count * kg_dtype_bytes(m->dtype);
+    if (m->op == KG_COMM_REDUCE_SCATTER)
+        row->bytes *= m->ranks; /* it gives a block for each rank */
     if (KG_HAS(ops, struct kg_comm_ops, choose)) {
         row->algorithm = ops->choose(c->conf, m->ranks, m->op, m->dtype, m->count);
         row->plugin = row->algorithm != NULL ? c->ref.plugin->name : NULL;

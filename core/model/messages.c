@@ -32,7 +32,14 @@ uint32_t kg_model_messages(const struct kg_model *m, uint32_t rows, uint32_t sam
     for (uint32_t i = 0; i < c->n_layers; i++)
         moe += c->layer_moe[i];
     /* behind attention and behind the feed-forward block */
-    add(&l, "hidden", KG_COMM_ALL_REDUCE, (uint64_t)rows * c->hidden, 2 * c->n_layers);
+    if (m->gathered != NULL && rows >= m->sp_rows && rows >= l.ranks) {
+        uint64_t share = (uint64_t)((rows + l.ranks - 1) / l.ranks) * c->hidden;
+        add(&l, "hidden", KG_COMM_REDUCE_SCATTER, share, 2 * c->n_layers);
+        add(&l, "hidden", KG_COMM_ALL_GATHER, share, 2 * c->n_layers);
+        add(&l, "final", KG_COMM_ALL_GATHER, (uint64_t)samples * c->hidden, 1); /* at most */
+    } else {
+        add(&l, "hidden", KG_COMM_ALL_REDUCE, (uint64_t)rows * c->hidden, 2 * c->n_layers);
+    }
     if (c->latent != 0)
         add(&l, "latent", KG_COMM_ALL_REDUCE, (uint64_t)rows * c->latent, moe);
     uint32_t most = KG_VOCAB_FLOATS / m->split.vocab; /* rows a gather takes at once */

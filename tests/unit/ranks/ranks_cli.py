@@ -75,6 +75,28 @@ def with_weights_dealt_to_ranks_an_answer_depends_on_the_request_alone():
         assert complete(tp, "plugins.spec=ngram") in texts
 
 
+@case
+def an_answer_with_experts_in_blocks_depends_on_the_request_alone():
+    for tp, ep in ((2, 2), (4, 2)):
+        ranks = ("parallel.ep=%d" % ep, "parallel.allow_idle_rank=yes")
+        texts = {complete(tp, *ranks, "engine.prefill_chunk=%d" % n, "parallel.sp_rows=%d" % sp)
+                 for n, sp in ((256, 0), (17, 8))}
+        assert len(texts) == 1, texts
+        assert complete(tp, *ranks, "plugins.spec=dspark", "model.draft=" + MODEL + "-dspark") in texts
+
+
+@case
+def what_cannot_be_dealt_is_refused_with_its_numbers():
+    for says, tp, *more in (
+            ("ep = 2 does not divide tp = 3", 3, "parallel.ep=2"),
+            ("ep = 4 does not divide tp = 2", 2, "parallel.ep=4"),
+            ("KDA heads 3 in blocks of 1 leaves rank 3 without work", 4, "plugins.exec=cpu"),
+            ("[plugins] tier with [parallel] tp = 2", 2, "plugins.tier=mem")):
+        r = subprocess.run([KEDGE, "check", *sets(tp, "model.path=" + MODEL, *more)], capture_output=True, text=True,
+                           timeout=60)
+        assert r.returncode != 0 and says in r.stderr, r.stderr
+
+
 class Server:
     def __init__(self, tp, *more, raw=None):
         self.log = tempfile.TemporaryFile("w+")
@@ -185,6 +207,25 @@ def a_rank_that_stands_still_is_given_up_after_the_time_out():
     assert gone(pids)
 
 
+CPU = ("plugins.exec=cpu", "exec-cpu.threads=1", "parallel.ep=2", "plugins.spec=dspark",
+       "model.draft=" + MODEL + "-dspark", "parallel.timeout_ms=2000")
+
+
+@case
+def a_killed_or_stopped_rank_with_a_part_of_the_experts_is_named():
+    for sig, says in ((signal.SIGKILL, r"was killed by signal 9"), (signal.SIGSTOP, r"rank 1\b")):
+        s = Server(2, *CPU)
+        pids = s.ranks()
+        assert s.complete()[0] == 200
+        os.kill(pids[0], sig)
+        status, a = s.complete()
+        assert status == 500, a
+        assert s.complete()[0] >= 500
+        s.end()
+        assert re.search(says, s.text()), s.text()
+        assert gone(pids)
+
+
 @case
 def the_ranks_of_a_killed_server_end_with_it():
     s = Server(3)
@@ -237,9 +278,18 @@ def check_says_how_many_ranks_there_are_and_that_they_meet():
 
 @case
 def check_counts_the_messages_that_a_step_really_sends():
+    messages_that_a_step_really_sends()
+
+
+@case
+def check_counts_those_of_a_sequence_parallel_step():
+    messages_that_a_step_really_sends("--set", "parallel.sp_rows=16")
+
+
+def messages_that_a_step_really_sends(*more):
     tiny = os.path.join(ROOT, "scripts/conf/tiny.ini")
     args = ["-c", tiny, "--set", "plugins.comm=symmem", "--set", "parallel.tp=2", "--set", "exec-cpu.threads=1",
-            "--set", "server.port=0"]
+            "--set", "server.port=0", *more]
     r = subprocess.run([KEDGE, "check", "--json", *args], capture_output=True, text=True, timeout=60)
     rows = json.loads(r.stdout)["messages"]
     assert {m["step"] for m in rows} == {"decode", "prefill"} and {m["ranks"] for m in rows} == {2}, rows
