@@ -396,11 +396,10 @@ __device__ u64 weight_of(const weigh &w, u64 key)
     return w.by_mass ? mass_of(kg_key_value(key), w.max, w.scale) : 1;
 }
 
-/* Of list[0..n-1], of keys not less than `least`: the smallest of the shortest run of best ones
- * whose weights reach need. The digits of `cut` in core/model/sample.c. */
+/* Of list[0..n-1]: the smallest of the shortest run of best keys whose weights reach need. Worse
+ * keys than those that make need up do not matter. The digits of `cut` in core/model/sample.c. */
 template <class S, class B, class A>
-__device__ u64 cut(const u64 *list, uint32_t n, u64 least, u64 need, const weigh &w, S &s, B &bins,
-                   A &at)
+__device__ u64 cut(const u64 *list, uint32_t n, u64 need, const weigh &w, S &s, B &bins, A &at)
 {
     u64 prefix = 0; /* the digits found */
     int known = 64; /* bits below which nothing is known yet */
@@ -416,7 +415,7 @@ __device__ u64 cut(const u64 *list, uint32_t n, u64 least, u64 need, const weigh
         for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
             u64 key = list[i];
 
-            if (key >= least && (known == 64 || key >> known == prefix)) {
+            if (known == 64 || key >> known == prefix) {
                 u64 weight = weight_of(w, key);
 
                 if (weight > 0)
@@ -479,7 +478,7 @@ __device__ uint32_t choose(const run &r, const view &v, uint32_t row, const whol
         digit = crossing(bins, need, &above, s, at);
     uint32_t n = gather(r, v, list, digit, all, at);
     if (some)
-        least = cut(list, n, 0, need, count, s, bins, at);
+        least = cut(list, n, need, count, s, bins, at);
     if (top_p) {
         total = p.top_k == 0 ? total : 0;
         if (p.top_k > 0) {
@@ -487,7 +486,7 @@ __device__ uint32_t choose(const run &r, const view &v, uint32_t row, const whol
                 total += list[i] >= least ? weight_of(mass, list[i]) : 0;
             total = join_all<u64>(JOIN_SUM, total, s);
         }
-        least = cut(list, n, least, kg_sampling_need(p.top_p, total), mass, s, bins, at);
+        least = cut(list, n, kg_sampling_need(p.top_p, total), mass, s, bins, at);
     }
     uint64_t key = kg_noise_key(p.seed, v.w->position + v.j);
     kg_best best = {-INFINITY, KG_NONE};
