@@ -91,6 +91,9 @@ uint64_t kg_weight_bytes(uint32_t type, uint32_t out, uint32_t in);
  */
 KG_CHECKED int kg_weight_init(struct kg_weight *w, uint32_t type, uint32_t out, uint32_t in,
                               void *data);
+/* The same, but the caller clears `data`, in whatever pieces. */
+KG_CHECKED int kg_weight_attach(struct kg_weight *w, uint32_t type, uint32_t out, uint32_t in,
+                                void *data);
 /*
  * Copies a block: W[out0 + o][in0 + i] = src[o * src_stride + i] for o < n_out, i < n_in.
  * src_dtype KG_F32 or KG_BF16, stride in elements. F32 into BF16 rounds to nearest even; all

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#define FILL_ROWS 256u  /* rows of one task; a multiple of 16, the packed block */
+#define FILL_ROWS 64u   /* rows of one task; a multiple of 16, the packed block */
 #define FILL_COLS 1024u /* elements converted at a time */
 
 #define WINDOW_BYTES ((uint64_t)64 << 20) /* on the way to a device; more for a larger matrix */
@@ -143,15 +143,29 @@ static int fill_mxfp4(const struct fill *f, uint32_t row0, uint32_t n)
     return rc;
 }
 
+/* Clears the blocks of a task: here, so that all members bring in new pages, and into caches that
+ * are filled next. */
+static void clear_task(struct kg_weight *w, uint32_t task)
+{
+    uint64_t n_blocks = ((uint64_t)w->out + 15) / 16, block = w->bytes / n_blocks;
+    uint64_t first = (uint64_t)task * (FILL_ROWS / 16), n = n_blocks - first;
+
+    n = n < FILL_ROWS / 16 ? n : FILL_ROWS / 16;
+    memset((uint8_t *)w->data + first * block, 0, n * block);
+}
+
 static void fill_task(void *arg, uint32_t task, uint32_t member)
 {
     struct fill *f = arg;
     const struct kg_tensor *t = f->t;
-    uint32_t row0 = task * FILL_ROWS;
-    uint32_t n = f->rows - row0 < FILL_ROWS ? f->rows - row0 : FILL_ROWS;
+    uint32_t row0 = task * FILL_ROWS, n;
     int rc;
 
     (void)member;
+    clear_task(f->w, task);
+    if (row0 >= f->rows || f->cols == 0)
+        return;
+    n = f->rows - row0 < FILL_ROWS ? f->rows - row0 : FILL_ROWS;
     if (t->dtype == KG_U8)
         rc = fill_mxfp4(f, row0, n);
     else if (t->dtype == KG_F32 || t->dtype == KG_BF16)
@@ -173,7 +187,7 @@ static uint32_t weight_type(const struct kg_tensor *t)
     return t->dtype == KG_BF16 ? KG_W_BF16 : KG_W_F32;
 }
 
-/* Takes room for a matrix and clears it. False while planning or after an error. */
+/* Takes room for a matrix; its bytes are anything yet. False while planning or after an error. */
 static int begin(struct kg_packer *p, struct kg_weight *w, uint32_t type, uint32_t out, uint32_t in)
 {
     uint64_t bytes = kg_weight_bytes(type, out, in);
@@ -186,7 +200,7 @@ static int begin(struct kg_packer *p, struct kg_weight *w, uint32_t type, uint32
     mem = kg_pack_room(p, bytes);
     if (mem == NULL || p->rc < 0)
         return 0;
-    p->rc = kg_weight_init(w, type, out, in, mem);
+    p->rc = kg_weight_attach(w, type, out, in, mem);
     return p->rc == KG_OK;
 }
 
@@ -211,8 +225,7 @@ static void part_as(struct kg_packer *p, struct kg_weight *w, const struct kg_te
 
     if (t->data == NULL || !begin(p, w, type, b->out, b->in))
         return;
-    if (fill.rows > 0 && fill.cols > 0)
-        kg_team_run(p->team, fill_task, &fill, (fill.rows + FILL_ROWS - 1) / FILL_ROWS);
+    kg_team_run(p->team, fill_task, &fill, (b->out + FILL_ROWS - 1) / FILL_ROWS);
     if (fill.rc < 0)
         p->rc = fill.rc;
     w->data = kg_pack_place(p, w->data);
@@ -301,11 +314,13 @@ static void kv_head(struct kg_packer *p, const struct kg_model_config *c, struct
     size_t k_bytes = (size_t)c->nope_dim * c->kv_lora * kg_dtype_bytes(dtype);
 
     if (begin(p, k_up, type, c->kv_lora, c->nope_dim)) {
+        memset(k_up->data, 0, k_up->bytes);
         if (block != NULL)
             p->rc = kg_weight_fill_t(k_up, 0, 0, c->kv_lora, c->nope_dim, dtype, block, c->kv_lora);
         k_up->data = kg_pack_place(p, k_up->data);
     }
     if (begin(p, v_up, type, c->v_dim, c->kv_lora)) {
+        memset(v_up->data, 0, v_up->bytes);
         if (block != NULL)
             p->rc = kg_weight_fill(v_up, 0, 0, c->v_dim, c->kv_lora, dtype, block + k_bytes,
                                    c->kv_lora);
