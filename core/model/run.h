@@ -66,6 +66,7 @@ struct kg_run_step {
     float *far_hidden;    /* page-locked: [max_rows][hidden] */
     uint64_t far_bytes;
     uint32_t near_rows;
+    uint64_t bench, benches; /* number of the units a profile runs on, 0: the arena; so far */
     uint32_t waiting; /* 1: submitted, not yet waited for */
 };
 

@@ -212,7 +212,7 @@ static void pack(struct kg_exec *e, const struct kg_batch *batch, struct kg_forw
 
 /* A step that only decodes has one shape for a number of sequences and a range of contexts: a
  * device may replay it. 0: another step. */
-static uint64_t shape_of(const struct kg_forward *f, uint32_t *context)
+static uint64_t shape_of(const struct kg_exec *e, const struct kg_forward *f, uint32_t *context)
 {
     uint32_t longest = 0, bits = 8;
 
@@ -227,7 +227,7 @@ static uint64_t shape_of(const struct kg_forward *f, uint32_t *context)
     while (bits < 31 && longest > 1u << bits)
         bits++;
     *context = 1u << bits;
-    return (uint64_t)f->n_seqs << 8 | bits;
+    return e->step.bench << 40 | (uint64_t)f->n_seqs << 8 | bits;
 }
 
 void kg_run_pass(struct kg_exec *e, const struct kg_forward *f)
@@ -242,7 +242,7 @@ void kg_run_pass(struct kg_exec *e, const struct kg_forward *f)
         s->hidden = kg_model_hidden(e->model);
         return;
     }
-    uint64_t key = m->begin == NULL ? 0 : shape_of(f, &context);
+    uint64_t key = m->begin == NULL ? 0 : shape_of(e, f, &context);
     float *logits = f->n_logits > s->near_rows ? s->far_logits : s->near_logits;
 
     m->mark(m->ctx, 0);

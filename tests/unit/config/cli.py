@@ -197,6 +197,17 @@ def bench_comm_says_of_what_needs_a_device_that_there_is_none():
 
 
 @case
+def a_machine_without_a_device_is_told_so():
+    built = os.path.exists(os.path.join(os.path.dirname(KEDGE), "plugins/exec-cuda/exec-cuda.so"))
+    if not built or os.path.exists("/dev/nvidiactl"):
+        return  # without the toolkit there is no exec-cuda; with a device nothing is refused
+    r = run("check", "-c", TINY, "--set", "plugins.exec=cuda")
+    equal(r.returncode, 2)
+    assert "no CUDA device" in r.stderr, r.stderr
+    assert r.stdout == "", r.stdout
+
+
+@case
 def the_reference_in_the_readme_is_the_rows():
     r = subprocess.run([os.path.join(ROOT, "scripts/config-reference"), "--check", KEDGE,
                         os.path.join(ROOT, "README.md")], capture_output=True, text=True)

@@ -1,0 +1,270 @@
+/*
+ * The backend on a CUDA device: core/model over the kernels of kernels/cuda. One context, one
+ * stream; all that is queued, unit traffic and steps alike, runs in the order of the calls.
+ */
+#include "kernels/cuda/cuda.h"
+#include "model/run.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#ifndef CUDA_NAME
+#define CUDA_NAME "cuda" /* tests build the same sources over an emulated device */
+#endif
+
+/* Options, filled by the core. */
+struct cuda_conf {
+    uint32_t device;
+    uint32_t math;    /* enum kg_math */
+    uint32_t graphs;  /* recorded steps kept; 0: none */
+    uint32_t threads; /* of the host; 0: as many as the process may use */
+    uint32_t rewind;  /* enum kg_rewind */
+    uint32_t stage_mib;
+};
+
+static const struct kg_opt options[] = {
+    {"device", KG_OPT_U32, 0, offsetof(struct cuda_conf, device), "0", 0, 255, NULL,
+     "Ordinal of the device. Unit: none."},
+    {"math", KG_OPT_ENUM, 0, offsetof(struct cuda_conf, math), "exact", 0, 0, "exact|fast",
+     "Arithmetic. exact: fp32 activations, pages and convolution windows; the bits of exec-cpu in "
+     "exact math. fast: bf16 products on tensor cores, bf16 pages and windows."},
+    {"graphs", KG_OPT_U32, 0, offsetof(struct cuda_conf, graphs), "64", 0, 4096, NULL,
+     "Steps that only decode are recorded once per number of sequences and doubling of the longest "
+     "context, and launched whole from then on; this many recordings are kept, 0: none. Unit: "
+     "steps."},
+    {"threads", KG_OPT_U32, 0, offsetof(struct cuda_conf, threads), "0", 0, KG_TEAM_MAX, NULL,
+     "Host threads that pack weights and draw tokens; 0 takes every CPU the process may use. "
+     "Results do not depend on it. Unit: threads."},
+    {"rewind", KG_OPT_ENUM, 0, offsetof(struct cuda_conf, rewind), "replay", 0, 0,
+     "replay|snapshot",
+     "How rejected drafts are undone. replay: each verified row leaves a small record, accepted "
+     "ones are applied to the state. snapshot: a whole state is kept after each verified row, the "
+     "reference."},
+    {"stage_mib", KG_OPT_U32, 0, offsetof(struct cuda_conf, stage_mib), "8", 1, 1024, NULL,
+     "Page-locked memory for the lists of one step on their way to the device, twice, and three "
+     "times on it. Unit: MiB."},
+    {NULL, 0, 0, 0, NULL, 0, 0, NULL, NULL},
+};
+
+#define CUDA_CAPS (KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS | KG_EXEC_CAP_ASYNC)
+/* One accumulator per output element in one order, whatever the batch, the chunk and the path: of
+ * both maths, as kernels/cuda/cuda.h promises; exact is compared with exec-cpu to the bit. */
+#define CUDA_INVARIANT \
+    (KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK | KG_EXEC_CAP_INVARIANT_PATH)
+
+struct cuda_exec {
+    struct kg_exec e; /* first: the members of kg_exec_ops are given its address */
+    struct kg_cuda *cuda;
+    struct kg_memory memory;
+};
+
+/* ---- memory ------------------------------------------------------------------------------ */
+
+static int mem_alloc(void *ctx, uint64_t bytes, void **p, struct kg_error *err)
+{
+    return kg_cuda_alloc(ctx, bytes, p, err);
+}
+
+static void mem_free(void *ctx, void *p)
+{
+    kg_cuda_free(ctx, p);
+}
+
+static int mem_alloc_host(void *ctx, uint64_t bytes, void **p, struct kg_error *err)
+{
+    return kg_cuda_alloc_host(ctx, bytes, p, err);
+}
+
+static void mem_free_host(void *ctx, void *p)
+{
+    kg_cuda_free_host(ctx, p);
+}
+
+static void mem_upload(void *ctx, void *dst, const void *host, uint64_t bytes)
+{
+    kg_cuda_upload(ctx, dst, host, bytes);
+}
+
+static void mem_download(void *ctx, void *host, const void *src, uint64_t bytes)
+{
+    kg_cuda_download(ctx, host, src, bytes);
+}
+
+static void mem_copy(void *ctx, void *dst, const void *src, uint64_t bytes)
+{
+    kg_cuda_copy(ctx, dst, src, bytes);
+}
+
+static void mem_fill(void *ctx, void *p, uint8_t byte, uint64_t bytes)
+{
+    kg_cuda_fill(ctx, p, byte, bytes);
+}
+
+static int mem_sync(void *ctx, struct kg_error *err)
+{
+    return kg_cuda_sync(ctx, err);
+}
+
+static void mem_begin(void *ctx, uint64_t key, uint32_t context)
+{
+    kg_cuda_begin(ctx, key, context);
+}
+
+static void mem_end(void *ctx)
+{
+    kg_cuda_end(ctx);
+}
+
+static void mem_mark(void *ctx, uint32_t mark)
+{
+    kg_cuda_mark(ctx, mark);
+}
+
+static uint64_t mem_time_ns(void *ctx)
+{
+    return kg_cuda_time_ns(ctx, 0, 1);
+}
+
+static void fill_memory(struct cuda_exec *c, const struct cuda_conf *conf)
+{
+    c->memory = (struct kg_memory){
+        .ctx = c->cuda,
+        .alloc = mem_alloc,
+        .free = mem_free,
+        .alloc_host = mem_alloc_host,
+        .free_host = mem_free_host,
+        .upload = mem_upload,
+        .download = mem_download,
+        .copy = mem_copy,
+        .fill = mem_fill,
+        .sync = mem_sync,
+        .begin = conf->graphs > 0 ? mem_begin : NULL,
+        .end = mem_end,
+        .mark = mem_mark,
+        .time_ns = mem_time_ns,
+    };
+}
+
+/* ---- life -------------------------------------------------------------------------------- */
+
+static void cuda_close(struct kg_exec *e)
+{
+    struct cuda_exec *c = (struct cuda_exec *)(void *)e;
+    const struct kg_host *host;
+
+    if (e == NULL)
+        return;
+    host = e->host;
+    kg_run_close(e);
+    kg_team_destroy(e->team);
+    kg_cuda_close(c->cuda);
+    host->free(host->ctx, c, sizeof(*c));
+}
+
+static int check_args(const struct kg_exec_open *args, struct kg_error *err)
+{
+    int rc = kg_run_check("exec-" CUDA_NAME, args, err);
+
+    if (rc < 0)
+        return rc;
+    if (args->world > 1)
+        return kg_fail(err, KG_ECONFIG,
+                       "[parallel] tp = %u: exec-" CUDA_NAME " computes on one device only",
+                       args->world);
+    if (args->draft_path != NULL && args->draft_path[0] != '\0')
+        return kg_fail(err, KG_ECONFIG,
+                       "[model] draft: exec-" CUDA_NAME
+                       " runs no drafter; spec = ngram needs none, exec = cpu runs one");
+    return KG_OK;
+}
+
+static int load(struct cuda_exec *c, const struct cuda_conf *conf, const struct kg_exec_open *args,
+                struct kg_error *err)
+{
+    struct kg_cuda_args open = {.device = conf->device,
+                                .stage_bytes = (uint64_t)conf->stage_mib << 20,
+                                .n_graphs = conf->graphs};
+    struct kg_run_args run = {
+        .open = args, .memory = &c->memory, .rewind = conf->rewind, .caps = CUDA_CAPS};
+    struct kg_cuda_facts facts;
+    int rc = kg_cuda_open(&open, &c->cuda, err);
+
+    if (rc < 0)
+        return rc;
+    kg_cuda_facts(c->cuda, &facts);
+    fill_memory(c, conf);
+    run.kernels = kg_kernels_cuda(conf->math);
+    run.device_team = kg_cuda_team(c->cuda);
+    run.caps |= CUDA_INVARIANT;
+    c->e.threads = conf->threads == 0 ? kg_run_cpus() : conf->threads;
+    (void)snprintf(c->e.kernels_text, sizeof(c->e.kernels_text), "%.70s, %u graphs", facts.name,
+                   conf->graphs);
+    rc = kg_team_create(c->e.threads, &c->e.team, err);
+    return rc < 0 ? rc : kg_run_open(&c->e, &run, err);
+}
+
+static int cuda_open(const struct kg_host *host, const void *conf, const struct kg_exec_open *args,
+                     struct kg_exec **exec, struct kg_error *err)
+{
+    struct cuda_exec *c;
+    int rc = check_args(args, err);
+
+    if (rc < 0)
+        return rc;
+    c = host->alloc(host->ctx, sizeof(*c), 64);
+    if (c == NULL)
+        return kg_fail(err, KG_ENOMEM, "no memory for an instance of exec-" CUDA_NAME);
+    memset(c, 0, sizeof(*c));
+    c->e.host = host;
+    c->e.name = "exec-" CUDA_NAME;
+    rc = load(c, conf, args, err);
+    if (rc < 0) {
+        cuda_close(&c->e);
+        return rc;
+    }
+    *exec = &c->e;
+    return KG_OK;
+}
+
+static const struct kg_exec_ops ops = {
+    .size = sizeof(ops),
+    .open = cuda_open,
+    .close = cuda_close,
+    .describe = kg_run_describe,
+    .bind = kg_run_bind,
+    .apply = kg_run_apply,
+    .submit = kg_run_submit,
+    .wait = kg_run_wait,
+    .drop = kg_run_drop,
+    .copy = kg_run_copy,
+    .zero = kg_run_zero,
+    .poison = kg_run_poison,
+    .read = kg_run_read,
+    .write = kg_run_write,
+    .profile = kg_run_profile,
+    .now = kg_run_now_ns,
+    .views = kg_run_views,
+};
+
+static const struct kg_plugin plugin = {
+    .magic = KG_ABI_MAGIC,
+    .kind = KG_KIND_EXEC,
+    .size = sizeof(plugin),
+    .major = KG_EXEC_MAJOR,
+    .minor = KG_EXEC_MINOR,
+    .needs_minor = 3, /* all of kg_exec_open, of kg_result and of kg_exec_desc */
+    .name = CUDA_NAME,
+    .version = KG_VERSION,
+    .summary = "Kimi K3 and Kimi-Linear on one CUDA device; exact math has the bits of exec-cpu",
+    .caps = CUDA_CAPS | CUDA_INVARIANT,
+    .opts = options,
+    .conf_size = sizeof(struct cuda_conf),
+    .ops = &ops,
+};
+
+KG_EXPORT const struct kg_plugin *kg_plugin_entry(void);
+
+const struct kg_plugin *kg_plugin_entry(void)
+{
+    return &plugin;
+}
