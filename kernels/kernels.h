@@ -186,6 +186,10 @@ struct kg_kda {
     uint32_t heads, k_dim, v_dim; /* k_dim 1..512 */
     uint32_t n_seqs;
     const struct kg_kda_seq *seqs;
+    /* NULL, or the positions of the sequences' first rows: a device in fast math then may take the
+     * 16 rows of positions 16 i .. 16 i + 15 at once, where one sequence here has them all; its
+     * sums have another order. UINT32_MAX: row by row (verify). Other tables do not read it. */
+    const uint32_t *past;
 };
 
 /* Form of the KDA decay gate. */

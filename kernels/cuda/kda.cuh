@@ -121,18 +121,18 @@ static __device__ __forceinline__ float kda_join(float s)
     } while (0)
 
 /*
- * Rows r0 .. r0 + n - 1 of the activations. All threads of the block must call; the first thing it
- * does is wait for them. FULL as above.
+ * Rows r0 .. r0 + n - 1 of the activations, ROWS at a time in shared memory. All threads of the
+ * block must call; the first thing it does is wait for them. FULL as above.
  */
-template <int PER, int COLS, bool FULL, bool REPLAY>
+template <int PER, int COLS, bool FULL, bool REPLAY, int ROWS = 256 / PER>
 static __device__ __forceinline__ void kda_rows(const struct kg_kda &a, uint32_t r0, uint32_t n,
                                                 struct kda_thread<PER, COLS> &x)
 {
-    enum { ROWS = 256 / PER, VECS = PER / 4, SLICE = KDA_MAX_WARPS * 8 * COLS };
-    KG_SHARED(float4, tile_ka, 256);
-    KG_SHARED(float4, tile_alpha, 256);
-    KG_SHARED(float4, tile_k, 256);
-    KG_SHARED(float4, tile_q, 256);
+    enum { VECS = PER / 4, SLICE = KDA_MAX_WARPS * 8 * COLS };
+    KG_SHARED(float4, tile_ka, ROWS * PER);
+    KG_SHARED(float4, tile_alpha, ROWS * PER);
+    KG_SHARED(float4, tile_k, ROWS * PER);
+    KG_SHARED(float4, tile_q, ROWS * PER);
     KG_SHARED_2D(float, tile_v, ROWS, SLICE); /* replay: u */
     KG_SHARED(float, tile_beta, ROWS);
     uint32_t slice = blockDim.x / KG_WARP * (8 * COLS), v0 = blockIdx.x * slice;
@@ -228,5 +228,9 @@ static inline uint32_t kda_warps(struct kg_team *team, const struct kg_kda *a, u
         warps /= 2;
     return warps;
 }
+
+/* chunk.cu: the recurrence with 16 rows at once where they fill a block of positions. `a` has its
+ * sequences, past their positions, on the device. k_dim up to 128. */
+void kda_chunked(struct kg_team *team, const struct kg_kda &a, const uint32_t *past);
 
 #endif

@@ -193,7 +193,7 @@ template <bool REPLAY> static void kda_pick(struct kg_team *team, const struct k
         kda_launch<128, 1, false, REPLAY>(team, a);
 }
 
-template <bool REPLAY> static void kda(struct kg_team *team, const struct kg_kda *args)
+template <bool REPLAY, bool FAST> static void kda(struct kg_team *team, const struct kg_kda *args)
 {
     struct kg_kda a = *args;
 
@@ -202,6 +202,15 @@ template <bool REPLAY> static void kda(struct kg_team *team, const struct kg_kda
     a.seqs = kg_stage(team, args->seqs, a.n_seqs);
     if (a.seqs == nullptr)
         return;
+    if (FAST && a.past != nullptr && a.k_dim <= 128) {
+        const uint32_t *past = kg_stage(team, a.past, a.n_seqs);
+
+        a.past = nullptr;
+        if (past != nullptr)
+            kda_chunked(team, a, past);
+        return;
+    }
+    a.past = nullptr;
     kda_pick<REPLAY>(team, a);
 }
 
@@ -211,6 +220,6 @@ void kg_cuda_fill_recurrence(struct kg_kernels *k, enum kg_math math)
 
     k->conv = fast ? conv<true> : conv<false>;
     k->kda_gate = kda_gate;
-    k->kda = kda<false>;
-    k->kda_replay = kda<true>;
+    k->kda = fast ? kda<false, true> : kda<false, false>;
+    k->kda_replay = kda<true, false>;
 }

@@ -290,6 +290,108 @@ static void recurrence_does_not_depend_on_the_cut(void **state)
     rig_close(&r);
 }
 
+/* The delta rule in double precision over the 100 rows of sequence 0; the largest error of o. */
+static double against_double(const struct kda_case *c, const float *start, const float *o)
+{
+    double *S = take(c->kd * sizeof(double)), worst = 0;
+
+    for (uint32_t h = 0; h < c->heads; h++) {
+        for (uint32_t v = 0; v < c->vd; v++) {
+            for (uint32_t i = 0; i < c->kd; i++)
+                S[i] = start[(size_t)h * c->kd * c->vd + kg_state_at(c->kd, c->vd, i, v)];
+            for (size_t r = 1; r <= 100; r++) {
+                const float *k = c->k + r * c->ks + h * c->kd, *q = c->q + r * c->ks + h * c->kd;
+                const float *alpha = c->alpha + r * c->ks + h * c->kd;
+                double p = 0, out = 0, u, d;
+
+                for (uint32_t i = 0; i < c->kd; i++) {
+                    S[i] *= alpha[i];
+                    p += S[i] * k[i];
+                }
+                u = c->beta[r * c->heads + h] * (c->v[r * c->vs + h * c->vd + v] - p);
+                for (uint32_t i = 0; i < c->kd; i++) {
+                    S[i] += k[i] * u;
+                    out += S[i] * q[i];
+                }
+                d = fabs(o[r * c->vs + h * c->vd + v] - out) / (1 + fabs(out));
+                worst = d > worst ? d : worst;
+                if (!(d < 1e-6))
+                    fail_msg("chunks: row %zu column %u: error %.3g", r - 1, v, d);
+            }
+        }
+    }
+    free(S);
+    return worst;
+}
+
+/* Runs of rows of sequence 0 from position `past`, in place. ends: rows, rising, up to 100. */
+static void run_chunks(struct rig *r, const struct kda_case *d, uint32_t past, const uint32_t *ends,
+                       uint32_t n_ends)
+{
+    for (uint32_t i = 0, at = 0; i < n_ends; at = ends[i++]) {
+        struct kg_kda a = args_of(d);
+        struct kg_kda_seq q = {d->states, d->states, 1 + at, ends[i] - at};
+        uint32_t first = past + at;
+
+        a.seqs = &q;
+        a.n_seqs = 1;
+        a.past = &first;
+        r->k->kda(r->team, &a);
+    }
+}
+
+/* Fast math with positions: near the delta rule, from any position; cuts at multiples of 16 keep
+ * the bits, and so does what else is in the call. */
+static void chunks_are_near_and_do_not_depend_on_cuts_of_their_grid(void **state)
+{
+    static const uint32_t dims[][3] = {{1, 128, 128}, {2, 33, 20}, {1, 5, 130}};
+    static const uint32_t whole[] = {100}, cuts[] = {5, 21, 69, 85, 100};
+    const struct lengths l = {{100, 0, 0, 0, 0}};
+    struct rig r = rig_open(KG_MATH_FAST, 0);
+    uint64_t s = 46;
+    double worst = 0;
+
+    (void)state;
+    for (size_t n = 0; n < N(dims); n++) {
+        struct kda_case c = make_case(&s, &l, dims[n][0], dims[n][1], dims[n][2]);
+        float *o[2], *end[2];
+
+        for (size_t i = 0; i < c.rows; i++) { /* normalised, as the model has them */
+            for (uint32_t h = 0; h < c.heads; h++) {
+                float *k = c.k + i * c.ks + h * c.kd, sum = 1e-6f;
+
+                for (uint32_t j = 0; j < c.kd; j++)
+                    sum += k[j] * k[j];
+                for (uint32_t j = 0; j < c.kd; j++)
+                    k[j] /= sqrtf(sum);
+                c.beta[i * c.heads + h] = fabsf(c.beta[i * c.heads + h]);
+            }
+        }
+        for (int i = 0; i < 2; i++) { /* position 11: the first 5 rows are no chunk */
+            struct kda_case d = to_device(&r, &c);
+
+            run_chunks(&r, &d, 11, i == 0 ? whole : cuts, i == 0 ? 1 : N(cuts));
+            o[i] = host_copy(&r, d.o, floats_of(&c, 5) * 4);
+            end[i] = host_copy(&r, d.states, floats_of(&c, 7) * 4);
+            for (int f = 0; f < 8; f++)
+                kg_cuda_free(r.cuda, *field_of(&d, f));
+        }
+        double e = against_double(&c, c.states, o[0]);
+
+        worst = e > worst ? e : worst;
+        same_bits("chunks o", o[1], o[0], floats_of(&c, 5));
+        same_bits("chunks state", end[1], end[0], floats_of(&c, 7));
+        for (int i = 0; i < 2; i++) {
+            free(o[i]);
+            free(end[i]);
+        }
+        for (int f = 0; f < 8; f++)
+            free(*field_of(&c, f));
+    }
+    rig_close(&r);
+    printf("chunks: largest error %.3g of 1 + |o|\n", worst);
+}
+
 /* Of a recorded step: lists are written anew, nothing else is. */
 static void recorded_steps_take_other_rows_and_states(void **state)
 {
@@ -321,6 +423,7 @@ int main(void)
         cmocka_unit_test(decay_gates_have_the_bits_of_plain_c),
         cmocka_unit_test(recurrence_has_the_bits_of_plain_c),
         cmocka_unit_test(recurrence_does_not_depend_on_the_cut),
+        cmocka_unit_test(chunks_are_near_and_do_not_depend_on_cuts_of_their_grid),
         cmocka_unit_test(recorded_steps_take_other_rows_and_states),
     };
 
