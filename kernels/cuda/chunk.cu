@@ -90,6 +90,79 @@ static __device__ __forceinline__ void read_rows(const struct kda_thread<32, 2> 
     }
 }
 
+/* u: what is predicted, becomes u; o: S^T q, becomes the output. A value of A or B is read once for
+ * both columns: 500 of them would not fit the registers. */
+template <bool FULL, class M>
+static __device__ __forceinline__ void solve(const struct kg_kda &a, uint32_t r0,
+                                             const struct kda_thread<32, 2> &x, M in_a, M in_b,
+                                             float (&u)[ROWS][2], float (&o)[ROWS][2])
+{
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        size_t r = size_t(r0) + i, v = size_t(x.h) * a.v_dim + x.v[0];
+        float beta = a.beta[r * a.beta_stride + x.h], rest[2];
+
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+            rest[c] = (FULL || x.v[c] < a.v_dim ? a.v[r * a.v_stride + v + 8 * c] : 0.0f) - u[i][c];
+#pragma unroll
+        for (int j = 0; j < i; j++) {
+            float past = in_a[i * ROWS + j];
+
+            rest[0] = fmaf(-past, u[j][0], rest[0]);
+            rest[1] = fmaf(-past, u[j][1], rest[1]);
+        }
+        u[i][0] = beta * rest[0];
+        u[i][1] = beta * rest[1];
+#pragma unroll
+        for (int j = 0; j <= i; j++) {
+            float part = in_b[i * ROWS + j];
+
+            o[i][0] = fmaf(part, u[j][0], o[i][0]);
+            o[i][1] = fmaf(part, u[j][1], o[i][1]);
+        }
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            if ((!FULL && x.v[c] >= a.v_dim) || x.j != 0)
+                continue;
+            a.o[r * a.o_stride + v + 8 * c] = o[i][c];
+            if (a.u != nullptr)
+                a.u[r * a.u_stride + v + 8 * c] = u[i][c];
+        }
+    }
+}
+
+/* S = S D_15 + sum over j of (k_j E_j) u_j */
+template <class V>
+static __device__ __forceinline__ void update(struct kda_thread<32, 2> &x, V whole, V ke,
+                                              const float (&u)[ROWS][2])
+{
+#pragma unroll
+    for (int g = 0; g < VECS; g++) {
+        float4 d = whole[x.j * VECS + g];
+
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            x.state[c][4 * g] *= d.x;
+            x.state[c][4 * g + 1] *= d.y;
+            x.state[c][4 * g + 2] *= d.z;
+            x.state[c][4 * g + 3] *= d.w;
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            float4 w = ke[(i * 4 + x.j) * VECS + g];
+
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                x.state[c][4 * g] = fmaf(w.x, u[i][c], x.state[c][4 * g]);
+                x.state[c][4 * g + 1] = fmaf(w.y, u[i][c], x.state[c][4 * g + 1]);
+                x.state[c][4 * g + 2] = fmaf(w.z, u[i][c], x.state[c][4 * g + 2]);
+                x.state[c][4 * g + 3] = fmaf(w.w, u[i][c], x.state[c][4 * g + 3]);
+            }
+        }
+    }
+}
+
 /* Rows r0 .. r0 + 15. */
 template <bool FULL>
 static __device__ __forceinline__ void chunk(const struct kg_kda &a, uint32_t r0,
@@ -129,46 +202,8 @@ static __device__ __forceinline__ void chunk(const struct kg_kda &a, uint32_t r0
     __syncthreads();
     read_rows(x, k + 0, u); /* what is predicted, then u */
     read_rows(x, q + 0, o);
-#pragma unroll
-    for (int c = 0; c < 2; c++) {
-        bool mine = FULL || x.v[c] < a.v_dim;
-        size_t v = size_t(x.h) * a.v_dim + x.v[c];
-
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            size_t r = size_t(r0) + i;
-            float rest = (mine ? a.v[r * a.v_stride + v] : 0.0f) - u[i][c];
-
-#pragma unroll
-            for (int j = 0; j < i; j++)
-                rest = fmaf(-in_a[i * ROWS + j], u[j][c], rest);
-            u[i][c] = a.beta[r * a.beta_stride + x.h] * rest;
-#pragma unroll
-            for (int j = 0; j <= i; j++)
-                o[i][c] = fmaf(in_b[i * ROWS + j], u[j][c], o[i][c]);
-            if (!mine || x.j != 0)
-                continue;
-            a.o[r * a.o_stride + v] = o[i][c];
-            if (a.u != nullptr)
-                a.u[r * a.u_stride + v] = u[i][c];
-        }
-#pragma unroll
-        for (int g = 0; g < VECS; g++) {
-            float4 d = whole[x.j * VECS + g];
-            float *s = &x.state[c][4 * g];
-
-            s[0] *= d.x, s[1] *= d.y, s[2] *= d.z, s[3] *= d.w;
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) {
-                float4 w = ke[(i * 4 + x.j) * VECS + g];
-
-                s[0] = fmaf(w.x, u[i][c], s[0]);
-                s[1] = fmaf(w.y, u[i][c], s[1]);
-                s[2] = fmaf(w.z, u[i][c], s[2]);
-                s[3] = fmaf(w.w, u[i][c], s[3]);
-            }
-        }
-    }
+    solve<FULL>(a, r0, x, in_a + 0, in_b + 0, u, o);
+    update(x, whole + 0, ke + 0, u);
 }
 
 /*
@@ -178,7 +213,7 @@ static __device__ __forceinline__ void chunk(const struct kg_kda &a, uint32_t r0
  * grid, block: as in kda_place.
  */
 template <bool FULL>
-static __global__ void __launch_bounds__(KDA_MAX_WARPS *KG_WARP)
+static __global__ void __launch_bounds__(KDA_MAX_WARPS *KG_WARP, 1)
     chunk_kernel(struct kg_kda a, const uint32_t *past)
 {
     struct kg_kda_seq s = a.seqs[blockIdx.z];

@@ -160,7 +160,7 @@ static void kda_gate(struct kg_team *team, float *alpha, size_t alpha_stride, co
  * multiprocessor fill that time.
  */
 template <int PER, int COLS, bool FULL, bool REPLAY>
-static __global__ void __launch_bounds__(KDA_MAX_WARPS *KG_WARP) kda_kernel(struct kg_kda a)
+static __global__ void __launch_bounds__(KDA_MAX_WARPS *KG_WARP, 1) kda_kernel(struct kg_kda a)
 {
     struct kg_kda_seq s = a.seqs[blockIdx.z];
     struct kda_thread<PER, COLS> x;
