@@ -47,8 +47,8 @@ static const struct kg_opt options[] = {
 };
 
 #define CUDA_CAPS (KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS | KG_EXEC_CAP_ASYNC)
-/* One accumulator per output element in one order, whatever the batch, the chunk and the path: of
- * both maths, as kernels/cuda/cuda.h promises; exact is compared with exec-cpu to the bit. */
+/* Of exact math, which is compared with exec-cpu to the bit. Fast claims none before it was shown.
+ */
 #define CUDA_INVARIANT \
     (KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK | KG_EXEC_CAP_INVARIANT_PATH)
 
@@ -195,7 +195,7 @@ static int load(struct cuda_exec *c, const struct cuda_conf *conf, const struct 
     fill_memory(c, conf);
     run.kernels = kg_kernels_cuda(conf->math);
     run.device_team = kg_cuda_team(c->cuda);
-    run.caps |= CUDA_INVARIANT;
+    run.caps |= conf->math == KG_MATH_EXACT ? CUDA_INVARIANT : 0;
     c->e.threads = conf->threads == 0 ? kg_run_cpus() : conf->threads;
     (void)snprintf(c->e.kernels_text, sizeof(c->e.kernels_text), "%.70s, %u graphs", facts.name,
                    conf->graphs);

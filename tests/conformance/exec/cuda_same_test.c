@@ -8,6 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef XC_ON_DEVICE
+#define DEVICE "cuda"
+#else
+#define DEVICE "cuda-emu"
+#endif
 #define N_SEQS 3
 #define STEPS 14
 
@@ -92,7 +97,7 @@ static void random_steps_give_the_bits_of_the_host(void **state)
     struct kg_error err = {0};
     assert_non_null(p);
     p->random = 7;
-    open_one(&p->x[0], "cuda-emu", "math=exact threads=1");
+    open_one(&p->x[0], DEVICE, "math=exact threads=1");
     open_one(&p->x[1], "cpu", "math=exact threads=1");
     for (uint32_t i = 0; i < N_SEQS; i++)
         for (uint32_t side = 0; side < 2; side++)
@@ -129,7 +134,7 @@ static void random_steps_give_the_bits_of_the_host(void **state)
 
 static void too_little_memory_is_refused_and_nothing_stays(void **state)
 {
-    const struct kg_plugin *plugin = rig_find(KG_KIND_EXEC, "cuda-emu");
+    const struct kg_plugin *plugin = rig_find(KG_KIND_EXEC, DEVICE);
     struct kg_exec_open args = {.size = sizeof(args),
                                 .model_path = xc_model,
                                 .world = 1,
@@ -156,6 +161,14 @@ int main(int argc, char **argv)
     const struct CMUnitTest little[] = {
         cmocka_unit_test(too_little_memory_is_refused_and_nothing_stays)};
 
+#ifdef XC_ON_DEVICE /* a build for machines with a GPU takes no arguments */
+    static char *device[] = {"gpu_same_test", XC_ON_DEVICE};
+
+    if (argc < 2) {
+        argc = 2;
+        argv = device;
+    }
+#endif
     if (argc < 2)
         return 2;
     xc_model = argv[1];
