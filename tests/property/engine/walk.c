@@ -137,14 +137,14 @@ static void choose_hooks(struct walk *w)
 /* None, one that keeps all or little, or one that fails; slow or quick. */
 static void choose_tier(struct walk *w, struct rig_conf *c)
 {
-    static const char *const faults[] = {"bytes=1000000 lose=9",
-                                         "bytes=1000000 spoil=9",
-                                         "bytes=1000000 cut=9",
-                                         "bytes=1000000 fail=9",
-                                         "bytes=1000000 refuse=3",
-                                         "bytes=1000000 forget=9",
-                                         "bytes=30000 lose=20 spoil=20 cut=20 fail=20 refuse=9 "
-                                         "forget=20"};
+    static const char *const faults[] = {
+        "bytes=1000000 lose=9",
+        "bytes=1000000 spoil=9",
+        "bytes=1000000 cut=9",
+        "bytes=1000000 fail=9",
+        "bytes=1000000 refuse=3",
+        "bytes=1000000 forget=9",
+        "bytes=30000 lose=20 spoil=20 cut=20 fail=20 refuse=9 forget=20"};
     static const char *const sizes[] = {"bytes=1000000", "bytes=20000", "bytes=1000"};
     uint32_t kind = below(w, 4), fault = below(w, 7), size = below(w, 3), slow = below(w, 2);
 
