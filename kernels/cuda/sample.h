@@ -64,7 +64,7 @@ struct kg_cuda_window {
 };
 
 /* Working memory on the device for `rows` rows at a time, bytes. With less, down to that of one row
- * and 16 bytes for each of the others, rows take turns: the same bits. */
+ * and 32 bytes for each of the others, rows take turns: the same bits. */
 uint64_t kg_cuda_sample_scratch_bytes(uint32_t rows, uint32_t vocab);
 
 /*
