@@ -1,10 +1,13 @@
 /*
  * What every comm plugin must do, checked against sums and copies computed here, serially.
- * usage: comm_test PLUGIN WORLD [KEY=VALUE...]
+ * usage: comm_test PLUGIN WORLD [mirror] [KEY=VALUE...]
  *
- * PLUGIN as in [plugins] comm: "self" or a path; KEY=VALUE: options of it.
+ * PLUGIN as in [plugins] comm: "self" or a path; KEY=VALUE: options of it. mirror: the memory is a
+ * device's, which only copies of the driver reach (of `driver`, when that option is given);
+ * skipped with fewer devices than ranks.
  */
 #include "conf.h"
+#include "mirror.h"
 #include "plugin.h"
 #include "rig.h"
 
@@ -391,6 +394,27 @@ static void test_an_algorithm_has_a_name_before_there_is_a_group(void **state)
     assert_null(ops->choose(NULL, 0, KG_COMM_ALL_REDUCE, KG_F32, 1));
 }
 
+/* 0: nothing to mirror, or done; else the status to end with. */
+static int mirror(char **words, int n)
+{
+    const char *driver = NULL;
+    struct kg_error err = {0};
+    int wanted = 0;
+
+    for (int i = 0; i < n; i++) {
+        wanted |= strcmp(words[i], "mirror") == 0;
+        if (strncmp(words[i], "driver=", 7) == 0)
+            driver = words[i] + 7;
+    }
+    if (!wanted)
+        return 0;
+    rig.ops = mirror_ops(rig.plugin->ops, driver, rig.world, &err);
+    if (rig.ops != NULL)
+        return 0;
+    printf("skipped: %s\n", err.text);
+    return 77;
+}
+
 int main(int argc, char **argv)
 {
 #define T(f) cmocka_unit_test(test_##f)
@@ -414,7 +438,8 @@ int main(int argc, char **argv)
     struct kg_error err = {0};
 
     if (argc < 3 || kg_plugin_load("", KG_KIND_COMM, argv[1], &ref, &err) != KG_OK) {
-        (void)fprintf(stderr, "usage: comm_test PLUGIN WORLD [KEY=VALUE...]: %s\n", err.text);
+        (void)fprintf(stderr, "usage: comm_test PLUGIN WORLD [mirror] [KEY=VALUE...]: %s\n",
+                      err.text);
         return 2;
     }
     rig = (struct rig){.plugin = ref.plugin,
@@ -426,7 +451,10 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "comm_test: %s\n", err.text);
         return 2;
     }
-    int rc = cmocka_run_group_tests(tests, NULL, NULL);
+    int rc = mirror(argv + 3, argc - 3);
+    if (rc != 0)
+        return rc;
+    rc = cmocka_run_group_tests(tests, NULL, NULL);
     if (rig.world > 1) /* a dead rank is noticed by another */
         rc += cmocka_run_group_tests(of_several, NULL, NULL);
     return rc;

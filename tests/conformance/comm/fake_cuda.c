@@ -381,6 +381,12 @@ FAKE CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, uns
     return CUDA_SUCCESS;
 }
 
+FAKE CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    return CUDA_SUCCESS;
+}
+
 FAKE CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     const struct task t = {.to = to, .from = (const void *)(uintptr_t)from, .bytes = bytes};

@@ -225,6 +225,12 @@ FAKE CUresult cuEventQuery(CUevent event)
     return atomic_load(&event->stream->done) >= event->behind ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
+FAKE CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    return CUDA_SUCCESS;
+}
+
 FAKE CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     struct copy c = {to, (const void *)(uintptr_t)from, bytes, atomic_load(&stream->given)};

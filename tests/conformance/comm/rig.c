@@ -194,8 +194,10 @@ int rig_run(const struct rig *rig, rig_case *run, char *fault)
         w->rig = rig;
         w->seat = (struct seat){&board, i};
         w->run = run;
-        w->r = (struct rank){
-            .ops = rig->plugin->ops, .caps = rig->plugin->caps, .rank = i, .world = rig->world};
+        w->r = (struct rank){.ops = rig->ops != NULL ? rig->ops : rig->plugin->ops,
+                             .caps = rig->plugin->caps,
+                             .rank = i,
+                             .world = rig->world};
         if (pthread_create(&threads[i], NULL, enter, w) != 0)
             abort(); /* the machine is out of threads: no case can say anything */
     }

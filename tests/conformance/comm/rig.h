@@ -31,6 +31,7 @@ typedef void rig_case(struct rank *r);
 
 struct rig {
     const struct kg_plugin *plugin;
+    const struct kg_comm_ops *ops; /* in place of the plugin's own; NULL: those */
     uint32_t world;
     uint64_t timeout_ns; /* of a collective */
     const void *conf;    /* the plugin's options, or NULL for its own defaults */

@@ -31,15 +31,17 @@ const struct kg_plugin *rig_find(uint32_t kind, const char *name)
 {
     static const char *const kinds[] = {"", "pool", "sched", "spec", "comm", "exec", "tier"};
     const struct kg_plugin *p = double_find(kind, name);
+    const char *moved = getenv("KEDGE_TEST_PLUGINS"); /* a build that lies elsewhere by now */
+    const char *dir = moved != NULL ? moved : RIG_PLUGIN_DIR;
     char path[600];
 
     if (p != NULL) {
         return p;
     }
-    (void)snprintf(path, sizeof(path), "%s/%s-%s/%s-%s.so", RIG_PLUGIN_DIR, kinds[kind], name,
-                   kinds[kind], name);
+    (void)snprintf(path, sizeof(path), "%s/%s-%s/%s-%s.so", dir, kinds[kind], name, kinds[kind],
+                   name);
     if (access(path, R_OK) != 0) /* a build for tests only */
-        (void)snprintf(path, sizeof(path), "%s/../tests/conformance/exec/%s-%s.so", RIG_PLUGIN_DIR,
+        (void)snprintf(path, sizeof(path), "%s/../tests/conformance/exec/%s-%s.so", dir,
                        kinds[kind], name);
     void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (so == NULL) {
