@@ -204,7 +204,9 @@ int kg_check_gather(struct kg_check *check, struct kg_config *config, struct kg_
     else if (typical.tokens > 0)
         kg_check_size_warn(check, &typical, 1);
     warn_promises(check);
-    rc = kg_check_comm(check, err);
+    rc = kg_check_deal(check, err);
+    if (rc == KG_OK)
+        rc = kg_check_comm(check, err);
     return rc == KG_OK ? look_at_tier(check, err) : rc;
 }
 

@@ -61,6 +61,7 @@ struct kg_check {
     struct kg_comm_times times;    /* of [parallel] comm_times */
     struct kg_check_message messages[KG_CHECK_MESSAGES]; /* [n_messages], by step */
     uint32_t n_messages;
+    struct kg_dealt dealt; /* ranks 0: nothing is dealt, or nobody says how */
     struct kg_buf warnings; /* a line each, those of the configuration first */
 };
 
@@ -95,6 +96,11 @@ void kg_check_parallel_warn(struct kg_check *check);
 KG_CHECKED int kg_check_comm(struct kg_check *check, struct kg_error *err);
 void kg_check_comm_text(const struct kg_check *check, struct kg_buf *b);
 void kg_check_comm_json(const struct kg_check *check, struct kg_buf *b);
+
+/* check_deal.c. What each rank holds, asked of the backend. KG_ENOMEM and its other errors. */
+KG_CHECKED int kg_check_deal(struct kg_check *check, struct kg_error *err);
+void kg_check_deal_text(const struct kg_check *check, struct kg_buf *b);
+void kg_check_deal_json(const struct kg_check *check, struct kg_buf *b);
 
 /* check_size.c */
 void kg_check_trace_warn(struct kg_check *check);

@@ -302,6 +302,7 @@ void kg_check_text(const struct kg_check *check, struct kg_buf *b)
     text_size(check, b);
     kg_check_trace_text(check, b);
     text_rules(check, b);
+    kg_check_deal_text(check, b);
     kg_check_comm_text(check, b);
     text_arms(check, b);
     put_warnings(check, b);
@@ -454,6 +455,7 @@ void kg_check_json(const struct kg_check *check, struct kg_buf *b)
     put_num(b, "ghost_bytes", check->stack->conf->engine.ghost_bytes);
     put_num(b, "state_price_tokens", state_price(check));
     (void)kg_buf_printf(b, "},\"ranks\":%u", check->stack->conf->tp);
+    kg_check_deal_json(check, b);
     kg_check_comm_json(check, b);
     json_arms(check, b);
     (void)kg_buf_puts(b, ",\"warnings\":[");

@@ -180,6 +180,8 @@ void kg_model_gather_rows(struct kg_model *m, const float *x, float *y, size_t y
 void kg_model_gather_out(struct kg_model *m, const struct kg_forward *f);
 /* Logits of all ranks' rows of lm_head: hidden (rows) -> out (rows, vocab). */
 void kg_model_head(struct kg_model *m, const float *hidden, float *out, uint32_t rows);
+/* Symmetric memory that suffices, bytes, whatever a plugin's alignment. */
+uint64_t kg_model_symm_bytes(const struct kg_model *model);
 /* Takes the symmetric memory. */
 KG_CHECKED int kg_model_join(struct kg_model *m, const struct kg_model_args *args,
                              struct kg_error *err);

@@ -139,11 +139,11 @@ int kg_model_open(const struct kg_model_args *args, struct kg_model **model, str
         goto err_close;
     }
     memset(m->layers, 0, c->n_layers * sizeof(*m->layers));
-    rc = kg_model_pack(m, args->ckpt, err);
+    rc = kg_model_join(m, args, err); /* first: too little is said before weights are read */
+    if (rc == KG_OK)
+        rc = kg_model_pack(m, args->ckpt, err);
     if (rc == KG_OK)
         rc = kg_model_scratch(m, err);
-    if (rc == KG_OK)
-        rc = kg_model_join(m, args, err);
     if (rc < 0)
         goto err_close;
     *model = m;

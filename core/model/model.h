@@ -102,6 +102,11 @@ KG_CHECKED int kg_model_split(const struct kg_model_config *config, const struct
                               struct kg_split *split, struct kg_model_config *local,
                               struct kg_error *err);
 
+/* What each rank of an open model's group holds; plans the weights of all, reads none.
+ * KG_ENOENT: it is alone. KG_ENOMEM. */
+KG_CHECKED int kg_model_dealt(const struct kg_model *model, const struct kg_ckpt *ckpt,
+                              struct kg_dealt *dealt);
+
 /*
  * Packs the weights and takes the working memory. KG_EINVAL names what of the configuration the
  * kernels cannot do, KG_ENOMEM the bytes. *model is set only on success.

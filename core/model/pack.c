@@ -89,10 +89,11 @@ float *kg_pack_vector_part(struct kg_packer *p, const struct kg_tensor *t, uint3
 
     if (t->data == NULL)
         return NULL;
+    real = real < n ? real : n;
+    p->zero_bytes += (n - real) * sizeof(float);
     v = kg_pack_room(p, (uint64_t)n * sizeof(float));
     if (v == NULL)
         return v;
-    real = real < n ? real : n;
     memset(v, 0, n * sizeof(*v));
     if (real > 0)
         kg_tensor_load_f32(t, first, real, v);
@@ -211,6 +212,17 @@ static uint32_t rest_of(uint32_t all, uint32_t first, uint32_t most)
     return left < most ? left : most;
 }
 
+/* Counts the share of a matrix that is padding, by elements. */
+static void count_zeros(struct kg_packer *p, uint32_t type, const struct kg_block *b, uint32_t rows,
+                        uint32_t cols)
+{
+    unsigned __int128 all = (unsigned __int128)b->out * b->in;
+    unsigned __int128 none = all - (unsigned __int128)rows * cols;
+
+    if (all != 0)
+        p->zero_bytes += (uint64_t)(kg_weight_bytes(type, b->out, b->in) * none / all);
+}
+
 /* The (out, in) matrix that begins at row0, col0 of the tensor; zero beyond its end. */
 static void part_as(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t,
                     uint32_t type, const struct kg_block *b)
@@ -223,7 +235,10 @@ static void part_as(struct kg_packer *p, struct kg_weight *w, const struct kg_te
                         .cols = rest_of(t->cols, b->col0, b->in),
                         .rc = KG_OK};
 
-    if (t->data == NULL || !begin(p, w, type, b->out, b->in))
+    if (t->data == NULL)
+        return;
+    count_zeros(p, type, b, fill.rows, fill.cols);
+    if (!begin(p, w, type, b->out, b->in))
         return;
     kg_team_run(p->team, fill_task, &fill, (b->out + FILL_ROWS - 1) / FILL_ROWS);
     if (fill.rc < 0)
@@ -290,6 +305,7 @@ static void kda(struct kg_packer *p, const struct kg_model_config *c, uint32_t h
     w->a_log = kg_pack_vector_part(p, &t->a_log, head0, c->kda_heads);
     w->dt_bias = kg_pack_vector_part(p, &t->dt_bias, first, width);
     w->o_norm = kg_pack_vector(p, &t->o_norm);
+    p->zero_bytes += (uint64_t)4 * 3 * (width - real) * sizeof(float);
     float *taps = kg_pack_room(p, (uint64_t)4 * 3 * width * sizeof(float));
     if (taps == NULL)
         return;
@@ -313,6 +329,9 @@ static void kv_head(struct kg_packer *p, const struct kg_model_config *c, struct
     uint32_t type = dtype == KG_BF16 ? KG_W_BF16 : KG_W_F32;
     size_t k_bytes = (size_t)c->nope_dim * c->kv_lora * kg_dtype_bytes(dtype);
 
+    if (block == NULL)
+        p->zero_bytes += kg_weight_bytes(type, c->kv_lora, c->nope_dim) +
+                         kg_weight_bytes(type, c->v_dim, c->kv_lora);
     if (begin(p, k_up, type, c->kv_lora, c->nope_dim)) {
         memset(k_up->data, 0, k_up->bytes);
         if (block != NULL)
@@ -473,6 +492,28 @@ static void pack_all(struct kg_packer *p, struct kg_model *m, const struct kg_ck
         m->out_mix = mix_score(p, &ckpt->out_res_norm, &ckpt->out_res_proj);
 }
 
+static void number_layers(struct kg_model *m)
+{
+    uint32_t n_kind[2] = {0, 0};
+
+    for (uint32_t l = 0; l < m->c->n_layers; l++)
+        m->layers[l].index = n_kind[m->c->layer_kind[l] == KG_LAYER_MLA]++;
+}
+
+int kg_model_pack_plan(struct kg_model *m, const struct kg_ckpt *ckpt, uint64_t *bytes,
+                       uint64_t *zero_bytes)
+{
+    struct kg_packer p = {.host = m->host, .team = m->pack_team, .memory = m->memory};
+
+    number_layers(m);
+    pack_all(&p, m, ckpt);
+    if (p.rc < 0)
+        return p.rc;
+    *bytes = p.at;
+    *zero_bytes = p.zero_bytes;
+    return KG_OK;
+}
+
 /* With a device: the window, and the block of lists. */
 static int take_host(struct kg_packer *p, struct kg_model *m, uint64_t total, struct kg_error *err)
 {
@@ -511,10 +552,8 @@ static int pack_for_real(struct kg_packer *p, struct kg_model *m, const struct k
 int kg_model_pack(struct kg_model *m, const struct kg_ckpt *ckpt, struct kg_error *err)
 {
     struct kg_packer p = {.host = m->host, .team = m->pack_team, .memory = m->memory};
-    uint32_t n_kind[2] = {0, 0};
 
-    for (uint32_t l = 0; l < m->c->n_layers; l++)
-        m->layers[l].index = n_kind[m->c->layer_kind[l] == KG_LAYER_MLA]++;
+    number_layers(m);
     pack_all(&p, m, ckpt);
     if (p.rc < 0)
         return kg_fail(err, p.rc, "the weights of the checkpoint do not fit 64-bit sizes");

@@ -21,8 +21,13 @@ struct kg_packer {
     uint64_t largest;                 /* room so far: what the window must hold */
     uint8_t *lists;                   /* host block */
     uint64_t lists_at;
+    uint64_t zero_bytes; /* so far, of what a tensor has nothing for: padding */
 };
 
+/* What packing the weights of m->split and m->c takes, and how much of it is padding; nothing is
+ * written but m->layers and other pointers of m, so give it a copy. */
+KG_CHECKED int kg_model_pack_plan(struct kg_model *m, const struct kg_ckpt *ckpt, uint64_t *bytes,
+                                  uint64_t *zero_bytes);
 /* `bytes` of the block to be written now, 64-aligned; NULL while planning. Good until the next
  * room, or, without a device, for ever. */
 void *kg_pack_room(struct kg_packer *p, uint64_t bytes);

@@ -1,13 +1,29 @@
 /* One model on several ranks: where they meet. */
 #include "model/forward.h"
 
-int kg_model_join(struct kg_model *m, const struct kg_model_args *args, struct kg_error *err)
+#define VOCAB_BYTES ((uint64_t)KG_VOCAB_FLOATS * sizeof(float))
+#define PLACES 4        /* at most so many pieces of symmetric memory */
+#define PLACE_ALIGN 256 /* no plugin rounds up to more */
+
+/* Of what is summed over ranks. */
+static uint64_t part_bytes(const struct kg_model *m)
 {
     uint64_t width = m->c->latent > m->c->hidden ? m->c->latent : m->c->hidden;
-    uint64_t rows = (uint64_t)args->max_rows + (m->sp_rows > 0 ? m->split.world : 0);
-    uint64_t part = rows * width * sizeof(float);
-    uint64_t vocab = KG_VOCAB_FLOATS * sizeof(float);
-    void *p[4] = {NULL, NULL, NULL, NULL};
+    uint64_t rows = (uint64_t)m->max_rows + (m->sp_rows > 0 ? m->split.world : 0);
+
+    return rows * width * sizeof(float);
+}
+
+uint64_t kg_model_symm_bytes(const struct kg_model *m)
+{
+    return part_bytes(m) * (1 + (m->sp_rows > 0)) + VOCAB_BYTES * (1 + (uint64_t)m->split.world) +
+           (uint64_t)PLACES * PLACE_ALIGN;
+}
+
+int kg_model_join(struct kg_model *m, const struct kg_model_args *args, struct kg_error *err)
+{
+    uint64_t part = part_bytes(m), vocab = VOCAB_BYTES;
+    void *p[PLACES] = {NULL, NULL, NULL, NULL};
 
     if (args->comm == NULL)
         return KG_OK;
@@ -26,9 +42,7 @@ int kg_model_join(struct kg_model *m, const struct kg_model_args *args, struct k
         rc = m->comm_ops->alloc_symm(m->comm, part, &p[3]);
     if (rc != KG_OK)
         return kg_fail(err, rc, "[parallel] symm_bytes: %llu bytes are needed to sum %u rows",
-                       (unsigned long long)(part * (1 + (m->sp_rows > 0)) +
-                                            vocab * (1 + m->split.world) + 256),
-                       args->max_rows);
+                       (unsigned long long)kg_model_symm_bytes(m), args->max_rows);
     m->part = p[0];
     m->vocab = p[1];
     m->vocabs = p[2];

@@ -278,3 +278,8 @@ uint32_t kg_run_messages(const struct kg_exec *e, uint32_t rows, uint32_t sample
 {
     return kg_model_messages(e->model, rows, samples, messages, n);
 }
+
+int kg_run_dealt(const struct kg_exec *e, struct kg_dealt *dealt)
+{
+    return kg_model_dealt(e->model, e->ckpt, dealt);
+}

@@ -169,6 +169,7 @@ int kg_run_views(const struct kg_exec *e, const struct kg_view **views, uint32_t
 
 uint32_t kg_run_messages(const struct kg_exec *e, uint32_t rows, uint32_t samples,
                          struct kg_message *messages, uint32_t n);
+int kg_run_dealt(const struct kg_exec *exec, struct kg_dealt *dealt);
 
 /* Takes the memory of steps. After the slots are open. */
 KG_CHECKED int kg_run_step_open(struct kg_exec *e, struct kg_error *err);

@@ -302,6 +302,11 @@ static uint32_t lead_messages(const struct kg_exec *x, uint32_t rows, uint32_t s
     return x->ops->messages(x->local, rows, samples, messages, n);
 }
 
+static int lead_dealt(const struct kg_exec *x, struct kg_dealt *dealt)
+{
+    return x->ops->dealt(x->local, dealt);
+}
+
 int kg_lead_open(struct kg_ranks *ranks, const struct kg_exec_ops *local_ops, struct kg_exec *local,
                  uint32_t max_seqs, const struct kg_exec_ops **ops, struct kg_exec **exec,
                  struct kg_error *err)
@@ -341,6 +346,8 @@ int kg_lead_open(struct kg_ranks *ranks, const struct kg_exec_ops *local_ops, st
         x->table.profile_draft = lead_profile_draft;
     if (KG_HAS(local_ops, struct kg_exec_ops, messages))
         x->table.messages = lead_messages;
+    if (KG_HAS(local_ops, struct kg_exec_ops, dealt))
+        x->table.dealt = lead_dealt;
     *ops = &x->table;
     *exec = x;
     return KG_OK;

@@ -144,6 +144,7 @@ static const struct kg_exec_ops ops = {
     .views = kg_run_views,
     .profile_draft = kg_run_profile_draft,
     .messages = kg_run_messages,
+    .dealt = kg_run_dealt,
 };
 
 static const struct kg_plugin plugin = {

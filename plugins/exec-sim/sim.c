@@ -514,6 +514,7 @@ static const struct kg_exec_ops ops = {
     .advance = advance,
     .profile_draft = profile_draft,
     .messages = sim_messages,
+    .dealt = sim_dealt,
 };
 
 static const struct kg_plugin plugin = {

@@ -76,6 +76,8 @@ static inline uint64_t sim_mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
+/* deal.c */
+int sim_dealt(const struct kg_exec *x, struct kg_dealt *dealt);
 /* messages.c */
 uint32_t sim_messages(const struct kg_exec *x, uint32_t rows, uint32_t samples,
                       struct kg_message *messages, uint32_t n);

@@ -249,6 +249,37 @@ struct kg_message {
     const char *how;    /* with us: the collective it reckons with; lives until close */
 };
 
+/* One thing of the model that ranks share (since minor 3). Counts are of that thing. */
+struct kg_dealt_row {
+    const char *what;   /* "KDA heads"; lives until close */
+    uint32_t ranks;     /* or blocks of ranks, that share it */
+    uint32_t idle;      /* of them, those left with padding only */
+    uint64_t n;         /* in the model */
+    uint64_t each;      /* that the first rank has; no rank has more */
+    uint64_t last;      /* that the last rank has; 0: it is idle */
+    uint64_t last_zero; /* that the last rank holds beside them, as zeros */
+    uint64_t all_zero;  /* the same, of all that share it */
+};
+
+/* How a model lies on its ranks, or on those a simulator stands for (since minor 3). */
+#define KG_DEALT_ROWS 12
+struct kg_dealt {
+    size_t size;     /* sizeof(struct kg_dealt), set by the caller */
+    uint32_t ranks;  /* of the group, >= 2 */
+    uint32_t blocks; /* of whole experts; 1: none, every rank has a part of each */
+    uint32_t n_rows, reserved;
+    struct kg_dealt_row rows[KG_DEALT_ROWS]; /* [n_rows] */
+    /* Bytes; 0 where the backend has none or does not know. */
+    uint64_t first_weights, last_weights; /* of the weights of the first rank, of the last */
+    uint64_t last_weights_zero;           /* of last_weights: padding */
+    uint64_t all_weights_zero;            /* padding on all ranks */
+    uint64_t state_bytes;                 /* of a state on a rank */
+    uint64_t last_state_zero;             /* of it, on the last rank: heads that are padding */
+    uint64_t all_state_zero;              /* of one state, on all ranks */
+    uint64_t symm_bytes;                  /* symmetric memory that suffices for a rank */
+    const char *everywhere;               /* what every rank has whole; lives until close */
+};
+
 struct kg_exec_ops {
     size_t size; /* sizeof(struct kg_exec_ops) as compiled */
 
@@ -313,6 +344,9 @@ struct kg_exec_ops {
      * how many there are; 0 for one rank. Nothing is sent. */
     uint32_t (*messages)(const struct kg_exec *exec, uint32_t rows, uint32_t samples,
                          struct kg_message *messages, uint32_t n);
+    /* Optional (since minor 3): how the model lies on the ranks, this one or another. Not in a
+     * step. KG_ENOENT for one rank, or where nothing is dealt; KG_ENOMEM. */
+    int (*dealt)(const struct kg_exec *exec, struct kg_dealt *dealt);
 };
 
 #endif

@@ -256,7 +256,7 @@ AT(kg_view, offset, 24);
 AT(kg_view, token_stride, 32);
 AT(kg_view, n, 40);
 
-SIZE(kg_exec_ops, 168);
+SIZE(kg_exec_ops, 176);
 AT(kg_exec_ops, open, 8);
 AT(kg_exec_ops, close, 16);
 AT(kg_exec_ops, describe, 24);
@@ -277,6 +277,23 @@ AT(kg_exec_ops, advance, 136);
 AT(kg_exec_ops, views, 144);
 AT(kg_exec_ops, profile_draft, 152);
 AT(kg_exec_ops, messages, 160);
+AT(kg_exec_ops, dealt, 168);
+
+SIZE(kg_dealt_row, 56);
+AT(kg_dealt_row, ranks, 8);
+AT(kg_dealt_row, idle, 12);
+AT(kg_dealt_row, n, 16);
+AT(kg_dealt_row, each, 24);
+AT(kg_dealt_row, last, 32);
+AT(kg_dealt_row, last_zero, 40);
+AT(kg_dealt_row, all_zero, 48);
+
+SIZE(kg_dealt, 768);
+AT(kg_dealt, ranks, 8);
+AT(kg_dealt, rows, 24);
+AT(kg_dealt, first_weights, 696);
+AT(kg_dealt, symm_bytes, 752);
+AT(kg_dealt, everywhere, 760);
 
 SIZE(kg_message, 48);
 AT(kg_message, op, 8);

@@ -347,7 +347,7 @@ static void config_a_deal_that_cannot_be_is_refused_with_its_numbers(void **stat
         {{0, 4, 3, 0}, 8, "[parallel] ep = 3 does not divide tp = 4"},
         {{0, 4, 3, 1}, 8, "[parallel] ep = 3 does not divide tp = 4"},
         {{0, 2, 2, 0}, 0, "[parallel] ep = 2: the model has no experts"},
-        {{0, 4, 4, 0}, 3, "tp = 4, ep = 4: experts 3 in blocks of 1 leaves rank 3 without work"},
+        {{0, 4, 4, 0}, 3, "[parallel] ep = 4: the model has 3 experts"},
         {{3, 4, 4, 0}, 6, "tp = 4, ep = 4: experts 6 in blocks of 2 leaves rank 3 without work"},
         {{0, 8, 1, 0}, 8, "allow_idle_rank = yes lets it be"},
     };

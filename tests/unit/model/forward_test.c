@@ -55,6 +55,58 @@ static void refused(const struct kg_ckpt *ckpt, uint32_t max_rows, const char *t
         fail_msg("\"%s\" does not say \"%s\"", err.text, text);
 }
 
+static void *count_alloc(void *ctx, size_t bytes, size_t align)
+{
+    void *p = NULL;
+
+    *(uint64_t *)ctx += bytes;
+    return posix_memalign(&p, align, bytes) == 0 ? p : NULL;
+}
+
+static void count_free(void *ctx, void *p, size_t bytes)
+{
+    (void)ctx;
+    (void)bytes;
+    free(p);
+}
+
+static int no_symm(struct kg_comm *comm, uint64_t bytes, void **p)
+{
+    (void)comm;
+    (void)bytes;
+    (void)p;
+    return KG_ELIMIT;
+}
+
+static void too_little_symmetric_memory_is_refused_before_weights_have_room(void **state)
+{
+    struct tiny *t;
+    struct kg_ckpt *ckpt = open_tiny(1, &t);
+    const struct kg_comm_ops comm = {.size = sizeof(comm), .alloc_symm = no_symm};
+    uint64_t taken = 0;
+    const struct kg_host host = {
+        .size = sizeof(host), .ctx = &taken, .alloc = count_alloc, .free = count_free};
+    struct kg_model_args args = {.host = &host,
+                                 .kernels = kg_kernels_ref(KG_MATH_EXACT),
+                                 .ckpt = ckpt,
+                                 .max_rows = 12,
+                                 .max_seqs = 1,
+                                 .deal = {0, 2, 1, 1},
+                                 .comm_ops = &comm,
+                                 .comm = (struct kg_comm *)(void *)&taken};
+    struct kg_model *m = NULL;
+    struct kg_error err = {0};
+
+    (void)state;
+    assert_int_equal(kg_model_open(&args, &m, &err), KG_ELIMIT);
+    assert_null(m);
+    assert_non_null(strstr(err.text, "bytes are needed to sum 12 rows"));
+    assert_int_equal(taken,
+                     sizeof(struct kg_model) + ckpt->config.n_layers * sizeof(struct kg_w_layer));
+    kg_ckpt_close(ckpt);
+    tiny_free(t);
+}
+
 static void what_the_kernels_cannot_do_is_refused_by_name(void **state)
 {
     struct tiny *t;
@@ -295,6 +347,7 @@ static void a_tap_changes_no_bit(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(too_little_symmetric_memory_is_refused_before_weights_have_room),
         cmocka_unit_test(what_the_kernels_cannot_do_is_refused_by_name),
         cmocka_unit_test(sizes_follow_the_configuration),
         cmocka_unit_test(half_precision_tensors_count_as_their_values),

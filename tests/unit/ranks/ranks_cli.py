@@ -91,6 +91,9 @@ def what_cannot_be_dealt_is_refused_with_its_numbers():
             ("ep = 2 does not divide tp = 3", 3, "parallel.ep=2"),
             ("ep = 4 does not divide tp = 2", 2, "parallel.ep=4"),
             ("KDA heads 3 in blocks of 1 leaves rank 3 without work", 4, "plugins.exec=cpu"),
+            ("ep = 17: the model has 16 experts", 17, "parallel.ep=17", "plugins.exec=cpu"),
+            ("symm_bytes: 3539968 bytes are needed", 2, "parallel.symm_bytes=1m", "plugins.exec=cpu",
+             "engine.step_tokens=512", "engine.prefill_chunk=256"),
             ("[plugins] tier with [parallel] tp = 2", 2, "plugins.tier=mem")):
         r = subprocess.run([KEDGE, "check", *sets(tp, "model.path=" + MODEL, *more)], capture_output=True, text=True,
                            timeout=60)
@@ -274,6 +277,130 @@ def check_says_how_many_ranks_there_are_and_that_they_meet():
     text = check(3)
     assert "not called" not in text and "3 ranks, a process each, through comm-symmem" in text, text
     assert [json.loads(check(tp, "--json"))["ranks"] for tp in (1, 3)] == [1, 3]
+
+
+def deal_args(tp, *more):
+    args = ["-c", os.path.join(ROOT, "scripts/conf/tiny.ini")]
+    for s in ("plugins.comm=symmem", "parallel.tp=%d" % tp, "exec-cpu.threads=1", *more):
+        args += ["--set", s]
+    return args
+
+
+def deal_of(tp, *more):
+    r = subprocess.run([KEDGE, "check", "--json", *deal_args(tp, *more)], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 0, r.stderr
+    return json.loads(r.stdout)
+
+
+# k3-tiny: rows of heads (6 KDA layers, 2 MLA layers), of widths, of experts, of the vocabulary
+TINY = {"KDA heads": 3, "MLA heads": 3, "dense width": 576, "shared experts' width": 192, "experts": 16,
+        "width of an expert": 96, "latent columns back": 96, "vocabulary rows": 4096}
+
+
+def tiny_head_bytes():
+    """Of a head in the weights of all layers: bf16, vectors in floats, rows of beta by 16."""
+    kda = 2 * (3 * 64 * 192 + 64 * 64 + 64 * 192 + 192 * 64) + 4 * (4 * 3 * 64 + 1 + 64)
+    beta = 16 * 192 * 2
+    mla = 2 * (48 * 96 + 32 * 192 + 192 * 32 + 64 * 64)
+    return 6 * kda + 2 * mla, 6 * beta
+
+
+@case
+def check_says_what_each_rank_holds_and_what_of_it_is_padding():
+    state_head = 6 * (64 * 64 * 4 + 3 * 3 * 64 * 4)  # recurrent and convolution, exact math
+    one, beta = tiny_head_bytes()
+    for tp, ep, each, last, state_zero in (
+            (2, 1, (2, 288, 96, 64, 64, 2048), (1, 288, 96, 32, 32, 2048), state_head),
+            (3, 1, (1, 192, 64, 32, 32, 1366), (1, 192, 64, 32, 32, 1364), 0),
+            (2, 2, (2, 288, 96, None, 64, 2048), (1, 288, 96, None, 32, 2048), state_head)):
+        whole = deal_of(tp, "parallel.ep=%d" % ep)
+        d = whole["parallel"]
+        rows = {p["what"]: p for p in d["parts"]}
+        assert all(p["of_all"] == TINY[w] and p["idle"] == 0 for w, p in rows.items()), rows
+        for names, i in ((("KDA heads", "MLA heads"), 0), (("dense width",), 1), (("shared experts' width",), 2),
+                         (("width of an expert",), 3), (("latent columns back",), 4), (("vocabulary rows",), 5)):
+            for name in names:
+                assert (name in rows) == (each[i] is not None)
+                if name in rows:
+                    assert (rows[name]["each"], rows[name]["last"]) == (each[i], last[i]), rows[name]
+        assert ("experts" in rows) == (ep > 1) and rows.get("experts", {"last": 8})["last"] == 8
+        assert (d["ranks"], d["ep"], d["simulated"], d["most_idle_ranks"]) == (tp, ep, False, 0), d
+        assert d["first_weight_bytes"] == whole["model"]["weight_bytes"], d
+        assert d["state_bytes"] == whole["memory"]["state_bytes"] == state_head * (each[0]), d
+        assert d["last_state_padding_bytes"] == d["state_padding_bytes"] == state_zero, d
+        if tp == 2:  # a head is missing, of two
+            assert d["last_weight_padding_bytes"] == d["weight_padding_bytes"] == one + beta // 2, d
+        assert d["promises"] == {"batch": True, "chunk": True, "path": True, "number_of_ranks": False}, d
+        assert "routers" in d["every_rank"] and d["symm_bytes_needed"] < d["symm_bytes"], d
+
+
+@case
+def check_says_which_ranks_are_idle_and_what_that_takes():
+    _, beta = tiny_head_bytes()
+    for ep, idle in ((1, {"KDA heads", "MLA heads", "shared experts' width", "width of an expert",
+                          "latent columns back"}),
+                     (2, {"KDA heads", "MLA heads", "shared experts' width", "latent columns back"})):
+        d = deal_of(4, "parallel.ep=%d" % ep, "parallel.allow_idle_rank=yes", "parallel.sp_rows=16")["parallel"]
+        assert {p["what"] for p in d["parts"] if p["idle"]} == idle and d["most_idle_ranks"] == 1, d
+        assert all(p["last"] == 0 for p in d["parts"] if p["idle"]), d
+        assert d["last_state_padding_bytes"] == d["state_bytes"], d
+        assert d["last_weight_padding_bytes"] > tiny_head_bytes()[0] + beta, d
+        assert d["allow_idle_rank"] and d["sp_rows"] == 16, d
+        text = subprocess.run([KEDGE, "check", *deal_args(4, "parallel.ep=%d" % ep, "parallel.allow_idle_rank=yes")],
+                              capture_output=True, text=True, timeout=60).stdout
+        assert re.search(r"KDA heads +3 +1 +0 +1 +1 +4 +1$", text, re.M), text
+        assert re.search(r"width of an expert +96 +%s$" % (ep == 1 and "32 +0 +32 +32 +4 +1" or "64 +32 +0 +0 +2 +0"),
+                         text, re.M), text
+        assert ("experts in 2 blocks (ep), a block on 2 ranks" in text) == (ep == 2), text
+        assert "on the last %d are padding" % d["state_bytes"] in text and "sp_rows = 0" in text, text
+        assert "within 4 ranks bits are independent of batch: yes" in text, text
+        assert "between numbers of ranks, and of blocks, they differ" in text, text
+
+
+@case
+def the_symmetric_memory_that_check_asks_for_is_what_suffices():
+    need = deal_of(2, "parallel.sp_rows=16")["parallel"]["symm_bytes_needed"]
+    assert deal_of(2, "parallel.sp_rows=16", "parallel.symm_bytes=%d" % need)["parallel"]["symm_bytes"] == need
+    r = subprocess.run([KEDGE, "check", *deal_args(2, "parallel.sp_rows=16", "parallel.symm_bytes=1m")],
+                       capture_output=True, text=True, timeout=60)
+    assert r.returncode != 0 and "[parallel] symm_bytes: %d bytes are needed" % need in r.stderr, r.stderr
+
+
+@case
+def a_simulated_group_says_how_its_shape_would_be_dealt():
+    args = ["-c", os.path.join(ROOT, "scripts/conf/sim-k3.ini")]
+
+    def deal(*more):
+        r = subprocess.run([KEDGE, "check", "--json", *args, *more], capture_output=True, text=True, timeout=60)
+        assert r.returncode == 0, r.stderr
+        return json.loads(r.stdout)["parallel"]
+    d = deal()
+    assert (d["ranks"], d["simulated"], d["ep"]) == (8, True, 1) and "promises" not in d, d
+    assert {p["what"]: (p["of_all"], p["each"], p["last"]) for p in d["parts"]} == {
+        "KDA heads": (96, 12, 12), "MLA heads": (96, 12, 12), "dense width": (33792, 4224, 4224),
+        "shared experts' width": (6144, 768, 768), "width of an expert": (3072, 384, 384),
+        "vocabulary rows": (163840, 20480, 20480)}, d
+    assert d["state_bytes"] == 56171520 and d["first_weight_bytes"] == 0, d
+    experts = [p for p in deal("--set", "exec-sim.ep=8")["parts"] if "expert" in p["what"]]
+    assert [(p["what"], p["each"]) for p in experts] == [("shared experts' width", 768), ("experts", 112)], experts
+    text = subprocess.run([KEDGE, "check", *args], capture_output=True, text=True, timeout=60).stdout
+    assert "exec-sim stands for 8 ranks" in text and re.search(r"KDA heads +96 +12 +12 +0", text), text
+
+
+@case
+def a_backend_of_one_device_refuses_ranks_before_it_looks_for_the_device():
+    r = subprocess.run([KEDGE, "plugins"], capture_output=True, text=True, timeout=60)
+    if not re.search(r"\bcuda\b.*device", r.stdout):
+        print("# skipped: exec-cuda was not built")
+        return
+    for says, *more in (("[parallel] tp = 2: exec-cuda works in one rank only", "parallel.tp=2"),
+                        ("[parallel] tp = 2: exec-cuda works in one rank only", "parallel.tp=2", "parallel.ep=2"),
+                        ("[parallel] ep = 2 does not divide tp = 1", "parallel.tp=1", "parallel.ep=2")):
+        args = []
+        for s in ("plugins.exec=cuda", "plugins.comm=symmem", "model.path=/nowhere", *more):
+            args += ["--set", s]
+        r = subprocess.run([KEDGE, "check", *args], capture_output=True, text=True, timeout=60)
+        assert r.returncode != 0 and says in r.stderr and "nowhere" not in r.stderr, r.stderr
 
 
 @case
