@@ -36,6 +36,8 @@ void kg_emu_reset(void);
 void kg_emu_set_device(int devices, int major, int minor, unsigned long long memory_bytes);
 /* Kernels run since the start of the process. */
 unsigned long long kg_emu_launches(void);
+/* The kernel so many launches from now fails, and with it the device; 0: none does. */
+void kg_emu_lose_after(unsigned long long kernels);
 /* Bytes allocated on all devices now. */
 unsigned long long kg_emu_bytes(void);
 

@@ -545,7 +545,7 @@ static void run_block(runner *r)
     switch_to(r, fibre_take(r));
 }
 
-static unsigned long long launches;
+static unsigned long long launches, lose_at; /* lose_at 0: never */
 
 void run(const struct launch *l)
 {
@@ -554,7 +554,12 @@ void run(const struct launch *l)
 
     if (device_fault() != cudaSuccess)
         return;
-    __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED) ==
+        __atomic_load_n(&lose_at, __ATOMIC_RELAXED)) {
+        keep_fault(cudaErrorLaunchFailure,
+                   std::string("kernel ") + l->name + ": the device is lost");
+        return;
+    }
     catch_faults(); /* a test framework may have taken the signal since */
     open_memory open;
 
@@ -604,6 +609,13 @@ int launch_allowed(const char *name, dim3 grid, dim3 block)
 }
 
 } // namespace emu
+
+extern "C" void kg_emu_lose_after(unsigned long long kernels)
+{
+    unsigned long long at = kernels == 0 ? 0 : kg_emu_launches() + kernels;
+
+    __atomic_store_n(&emu::lose_at, at, __ATOMIC_RELAXED);
+}
 
 extern "C" unsigned long long kg_emu_launches(void)
 {

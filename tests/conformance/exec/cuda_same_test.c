@@ -174,5 +174,9 @@ int main(int argc, char **argv)
     xc_model = argv[1];
     if (argc > 2)
         return cmocka_run_group_tests(little, NULL, NULL);
+    xc_name = DEVICE;
+    xc_options = "threads=1";
+    if (xc_is_absent())
+        return 77;
     return cmocka_run_group_tests(same, NULL, NULL);
 }

@@ -23,6 +23,10 @@ int main(int argc, char **argv)
     xc_name = argv[1];
     xc_options = argc > 2 ? argv[2] : "";
     xc_model = argc > 3 ? argv[3] : "";
+#ifdef XC_ON_DEVICE
+    if (xc_is_absent())
+        return 77;
+#endif
     for (const struct CMUnitTest *t = xc_path_cases; t->name != NULL; t++) {
         tests[n++] = *t;
     }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 const char *xc_name, *xc_options, *xc_model;
+const struct kg_plugin *xc_plugin;
 
 /* --- units --- */
 
@@ -100,9 +101,31 @@ static void make_layout(struct xc *x)
     }
 }
 
-void xc_open(struct xc *x)
+int xc_is_absent(void)
 {
     const struct kg_plugin *p = rig_find(KG_KIND_EXEC, xc_name);
+    struct kg_exec_open args = {
+        .size = sizeof(args), .model_path = xc_model, .world = 1, .max_seqs = 1, .max_rows = 1};
+    struct kg_error err = {0};
+    struct kg_exec *e = NULL;
+    struct rig_part part;
+
+    if (p == NULL)
+        return 0; /* which is a failure of the cases */
+    rig_part_open(&part, p, xc_options, 1);
+    const struct kg_exec_ops *ops = p->ops;
+    int rc = ops->open(&part.host, part.conf, &args, &e, &err);
+    if (rc == KG_OK)
+        ops->close(e);
+    if (rc != KG_ENOENT || strstr(err.text, "no CUDA device") == NULL)
+        return 0;
+    print_message("skipped: %s\n", err.text);
+    return 1;
+}
+
+void xc_open(struct xc *x)
+{
+    const struct kg_plugin *p = xc_plugin != NULL ? xc_plugin : rig_find(KG_KIND_EXEC, xc_name);
     struct kg_error err = {0};
 
     assert_non_null(p);

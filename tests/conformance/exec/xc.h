@@ -47,7 +47,11 @@ struct xseq {
 
 /* Names of the plugin under test, its options and model folder; from the command line. */
 extern const char *xc_name, *xc_options, *xc_model;
+/* The plugin itself where it is part of the program; NULL: found by name. */
+extern const struct kg_plugin *xc_plugin;
 
+/* 1: open says that this machine has no such device; prints its words. For programs that skip. */
+int xc_is_absent(void);
 void xc_open(struct xc *x);
 void xc_close(struct xc *x);
 uint32_t xc_take(struct xc *x, uint32_t kind);
