@@ -1,5 +1,6 @@
 #include "comm_times.h"
 
+#include "base/line.h"
 #include "base/num.h"
 
 #include <errno.h>
@@ -160,12 +161,15 @@ static int read_line(struct reader *r, char *line)
 static int read_all(struct reader *r, FILE *f)
 {
     char line[256];
+    int rc;
 
-    while (fgets(line, sizeof(line), f) != NULL) {
+    while ((rc = kg_line_read(f, line, sizeof(line))) != KG_ENOENT) {
         r->line++;
-        if (strlen(line) == sizeof(line) - 1 && line[sizeof(line) - 2] != '\n')
+        if (rc == KG_ELIMIT)
             return BAD(r, "a line over %u bytes", (unsigned)sizeof(line) - 2);
-        int rc = read_line(r, line);
+        if (rc != KG_OK)
+            return BAD(r, "a byte of 0: this is no text");
+        rc = read_line(r, line);
         if (rc != KG_OK)
             return rc;
     }

@@ -1,5 +1,6 @@
 /* A cost surface as text: written once on the machine, read where decisions must not depend on it.
  */
+#include "base/line.h"
 #include "base/num.h"
 #include "engine/cost.h"
 
@@ -255,13 +256,17 @@ static int finish(struct reader *r)
 static int read_all(struct reader *r, FILE *f)
 {
     char line[256];
+    int rc;
 
-    while (fgets(line, sizeof(line), f) != NULL) {
+    while ((rc = kg_line_read(f, line, sizeof(line))) != KG_ENOENT) {
         r->line++;
-        if (strlen(line) == sizeof(line) - 1 && line[sizeof(line) - 2] != '\n') {
+        if (rc == KG_ELIMIT) {
             return BAD(r, "a line over %u bytes", (unsigned)sizeof(line) - 2);
         }
-        int rc = read_line(r, line);
+        if (rc != KG_OK) {
+            return BAD(r, "a byte of %d: this is no text", 0);
+        }
+        rc = read_line(r, line);
         if (rc != KG_OK) {
             return rc;
         }

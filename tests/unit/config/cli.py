@@ -438,6 +438,12 @@ def times_of_collectives_are_measured_written_and_used():
                 f.write("\n".join(["kedge-comm 1", "time symmem push all_reduce 2 256 1", bad]) + "\n")
             r = run("check", *tp2[:-1], tp2[-1] + path)
             assert r.returncode != 0 and why in r.stderr and path in r.stderr, (bad, r.stderr)
+        with open(path, "wb") as f:
+            f.write(b"kedge-comm 1\ntime symmem push all_reduce 2 256 1 \0 2\n")
+        r = run("check", *tp2[:-1], tp2[-1] + path)
+        assert r.returncode == 1 and "line 2: a byte of 0" in r.stderr, r.stderr
+        r = run("check", *tp2[:-1], tp2[-1] + "/dev/zero")
+        assert r.returncode == 1 and "line 1: a byte of 0" in r.stderr, r.stderr
     r = run("bench", "comm", "--sizes", "255")
     assert r.returncode == 2 and "multiples of 4" in r.stderr, r.stderr
 

@@ -433,6 +433,8 @@ static void a_wrong_file_is_refused_by_line_and_reason(void **state)
     }
     assert_int_equal(kg_cost_read("/nowhere/at/all", &t, &err), KG_ENOENT);
     assert_int_equal(kg_cost_read("/tmp", &t, &err), KG_EIO);
+    assert_int_equal(kg_cost_read("/dev/zero", &t, &err), KG_ECONFIG); /* ends, too */
+    assert_non_null(strstr(err.text, "/dev/zero:1: a byte of 0"));
 }
 
 static void a_file_of_too_many_points_or_of_any_bytes_is_refused(void **state)
