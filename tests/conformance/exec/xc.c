@@ -4,6 +4,7 @@
 #include <string.h>
 
 const char *xc_name, *xc_options, *xc_model;
+uint32_t xc_sample;
 const struct kg_plugin *xc_plugin;
 
 /* --- units --- */
