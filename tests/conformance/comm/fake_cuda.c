@@ -10,6 +10,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)0)
+#endif
+
 #define FAKE __attribute__((visibility("default")))
 #define QUEUE 64
 
@@ -40,6 +46,7 @@ struct task {
 };
 
 struct CUstream_st {
+    atomic_uint refs; /* the caller's, and of events recorded in it */
     _Atomic uint64_t given, done;
     pthread_t thread;
     pthread_mutex_t lock;
@@ -212,6 +219,7 @@ FAKE CUresult cuMemAddressReserve(CUdeviceptr *p, size_t bytes, size_t align, CU
     void *m = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (m == MAP_FAILED)
         abort();
+    ASAN_UNPOISON_MEMORY_REGION(m, bytes); /* a thread's stack may have been there */
     *p = (CUdeviceptr)(uintptr_t)m;
     atomic_fetch_add(&plan.ranges, 1);
     return CUDA_SUCCESS;
@@ -408,9 +416,16 @@ FAKE CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
     (void)pthread_cond_init(&s->change, NULL);
     if (pthread_create(&s->thread, NULL, work, s) != 0)
         abort();
+    atomic_store(&s->refs, 1);
     atomic_fetch_add(&plan.streams, 1);
     *stream = s;
     return CUDA_SUCCESS;
+}
+
+static void unref(struct CUstream_st *s)
+{
+    if (s != NULL && atomic_fetch_sub(&s->refs, 1) == 1)
+        free(s);
 }
 
 FAKE CUresult cuStreamDestroy_v2(CUstream stream)
@@ -422,7 +437,7 @@ FAKE CUresult cuStreamDestroy_v2(CUstream stream)
     (void)pthread_join(stream->thread, NULL);
     (void)pthread_cond_destroy(&stream->change);
     (void)pthread_mutex_destroy(&stream->lock);
-    free(stream);
+    unref(stream);
     atomic_fetch_sub(&plan.streams, 1);
     return CUDA_SUCCESS;
 }
@@ -449,6 +464,7 @@ FAKE CUresult cuEventCreate(CUevent *event, unsigned int flags)
 
 FAKE CUresult cuEventDestroy_v2(CUevent event)
 {
+    unref(event->stream);
     free(event);
     atomic_fetch_sub(&plan.events, 1);
     return CUDA_SUCCESS;
@@ -456,6 +472,8 @@ FAKE CUresult cuEventDestroy_v2(CUevent event)
 
 FAKE CUresult cuEventRecord(CUevent event, CUstream stream)
 {
+    atomic_fetch_add(&stream->refs, 1);
+    unref(event->stream);
     event->stream = stream;
     event->behind = atomic_load(&stream->given);
     return CUDA_SUCCESS;

@@ -37,6 +37,7 @@ struct copy {
 };
 
 struct CUstream_st {
+    atomic_uint refs; /* the caller's, and one of each task that was given and is not done */
     _Atomic uint64_t given, done; /* operations */
     pthread_mutex_t lock;
     struct copy copies[COPIES]; /* that wait for operations before them */
@@ -153,15 +154,24 @@ FAKE CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
     if (s == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     (void)pthread_mutex_init(&s->lock, NULL);
+    atomic_store(&s->refs, 1);
     atomic_fetch_add(&plan.streams, 1);
     *stream = s;
     return CUDA_SUCCESS;
 }
 
+static void unref(struct CUstream_st *s)
+{
+    if (atomic_fetch_sub(&s->refs, 1) != 1)
+        return;
+    (void)pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+/* Returns at once; what the stream still runs ends by itself. */
 FAKE CUresult cuStreamDestroy_v2(CUstream stream)
 {
-    (void)pthread_mutex_destroy(&stream->lock);
-    free(stream);
+    unref(stream);
     atomic_fetch_sub(&plan.streams, 1);
     return CUDA_SUCCESS;
 }
@@ -477,6 +487,7 @@ static void *work(void *arg)
         if (!atomic_load(&c->aborted))
             perform(c, &t);
         atomic_fetch_add(&t.stream->done, 1);
+        unref(t.stream);
         (void)pthread_mutex_lock(&c->lock);
         c->at_work = 0;
     }
@@ -497,6 +508,7 @@ static ncclResult_t give(struct ncclComm *c, struct task *t)
     if (room) {
         c->queue[(c->from + c->n++) % QUEUE] = *t;
         atomic_fetch_add(&t->stream->given, 1);
+        atomic_fetch_add(&t->stream->refs, 1);
         atomic_store(&c->busy, BUSY_LOOKS);
         (void)pthread_cond_signal(&c->change);
     }
