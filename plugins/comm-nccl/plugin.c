@@ -182,6 +182,39 @@ static size_t nccl_dump(struct kg_comm *comm, char *text, size_t n)
     return at;
 }
 
+/*
+ * Which of its rings, trees and kernels NCCL takes is decided in it, by machine and version, and no
+ * call tells before there is a communicator: "own". What this plugin decides has words of its own:
+ * sums and gathers over symmetric windows, whose kernels are others, and exchanges, which are sends
+ * and receives in one group.
+ */
+static const char *nccl_choose(const void *conf, uint32_t world, uint32_t op, uint32_t dtype,
+                               uint64_t count)
+{
+    int windows = conf != NULL && ((const struct nccl_conf *)conf)->windows;
+    uint64_t blocks = op == KG_COMM_ALL_REDUCE || op == KG_COMM_BROADCAST ? 1 : world, bytes;
+
+    if (world == 0 || world > NCCL_MAX_WORLD || kg_dtype_bytes(dtype) == 0 ||
+        __builtin_mul_overflow(count, blocks * kg_dtype_bytes(dtype), &bytes) ||
+        bytes > (uint64_t)INT64_MAX)
+        return NULL;
+    switch (op) {
+    case KG_COMM_ALL_REDUCE:
+    case KG_COMM_REDUCE_SCATTER:
+        if (!is_sum_type(dtype))
+            return NULL;
+        return windows ? "windows" : "own";
+    case KG_COMM_ALL_GATHER:
+        return windows ? "windows" : "own";
+    case KG_COMM_BROADCAST:
+        return "own";
+    case KG_COMM_ALL_TO_ALL:
+        return "send-recv";
+    default:
+        return NULL;
+    }
+}
+
 static const struct kg_comm_ops ops = {
     .size = sizeof(ops),
     .open = nccl_open,
@@ -197,6 +230,7 @@ static const struct kg_comm_ops ops = {
     .poll = nccl_poll,
     .abort = nccl_abort,
     .progress_dump = nccl_dump,
+    .choose = nccl_choose,
 };
 
 static const struct kg_plugin plugin = {

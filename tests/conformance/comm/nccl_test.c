@@ -558,6 +558,41 @@ static void test_a_graph_takes_no_exchange_whose_sizes_are_data(void **state)
     nothing_is_held();
 }
 
+/* --- what is told without a group --- */
+
+static const char *word(const char *option, uint32_t world, uint32_t op, uint32_t dtype, uint64_t n)
+{
+    const struct kg_comm_ops *ops = plugin->ops;
+    char *set[] = {(char *)(uintptr_t)option};
+    struct kg_error err = {0};
+    void *conf = comm_conf(plugin, set, 1, &err);
+
+    assert_non_null(conf);
+    const char *name = ops->choose(conf, world, op, dtype, n);
+    free(conf);
+    return name;
+}
+
+static void test_the_kernels_of_windows_have_another_name(void **state)
+{
+    const uint64_t most = INT64_MAX / 4;
+
+    (void)state;
+    for (uint32_t op = KG_COMM_ALL_REDUCE; op < KG_COMM_N_OPS; op++) {
+        int kernels = op <= KG_COMM_ALL_GATHER; /* sums and gathers have symmetric ones */
+        const char *plain = op == KG_COMM_ALL_TO_ALL ? "send-recv" : "own";
+        assert_string_equal(word("windows=no", 8, op, KG_BF16, 7168), plain);
+        assert_string_equal(word("windows=yes", 8, op, KG_BF16, 7168), kernels ? "windows" : plain);
+    }
+    /* what a call would refuse */
+    assert_null(word("windows=no", 65, KG_COMM_ALL_REDUCE, KG_F32, 1));
+    assert_null(word("windows=no", 8, KG_COMM_REDUCE_SCATTER, KG_U8, 1));
+    assert_null(word("windows=no", 8, KG_COMM_ALL_GATHER, KG_N_DTYPES, 1));
+    assert_non_null(word("windows=no", 8, KG_COMM_ALL_REDUCE, KG_F32, most));
+    assert_null(word("windows=no", 8, KG_COMM_ALL_REDUCE, KG_F32, most + 1));
+    assert_null(word("windows=no", 8, KG_COMM_ALL_GATHER, KG_F32, most / 4));
+}
+
 /* --- debug runs --- */
 
 static void different_calls_are_noticed(struct rank *r)
@@ -603,6 +638,7 @@ int main(int argc, char **argv)
         T(an_orderly_end_that_hangs_becomes_an_abort),
         T(a_hang_in_a_stream_is_found_by_poll),
         T(a_graph_takes_no_exchange_whose_sizes_are_data),
+        T(the_kernels_of_windows_have_another_name),
         T(debug_runs_notice_ranks_in_different_calls),
     };
     struct kg_plugin_ref ref;

@@ -393,6 +393,21 @@ def messages(*args):
     return json.loads(r.stdout)["messages"]
 
 
+def nccl_is_priced_by_what_was_measured_of_it(*args):
+    """Its own curves, also where other kernels of the table are quicker; other kernels of its own have none."""
+    with open(os.path.join(ROOT, "scripts/conf/b300.comm")) as f:
+        curve = sorted((int(w[5]), float(w[6])) for w in map(str.split, f)
+                       if w[:5] == ["time", "nccl", "own", "all_reduce", "8"])
+    m = [x for x in messages(*args) if x["op"] == "all_reduce"]
+    assert m and {(x["plugin"], x["algorithm"]) for x in m} == {("nccl", "own")}, m
+    for x in m:
+        (a, ta), (b, tb) = next(p for p in zip(curve, curve[1:]) if p[0][0] <= x["bytes"] <= p[1][0])
+        want = ta + (tb - ta) * (x["bytes"] - a) / (b - a)
+        assert abs(x["us"] - want) < 1e-6 * want, (x, want)
+    m = messages(*args, "--set", "comm-nccl.windows=yes")
+    assert {(x["algorithm"], x["time"]) for x in m} == {("windows", "not measured")}, m
+
+
 @case
 def check_prices_the_messages_of_k3_on_eight_gpus():
     conf = os.path.join(ROOT, "scripts/conf/%s.ini")
@@ -411,6 +426,8 @@ def check_prices_the_messages_of_k3_on_eight_gpus():
     m = messages("-c", conf % "sim-k3", "--set", "plugins.comm=symmem")
     assert all(x["plugin"] == "symmem" and x["time"] == "not measured" and "us" not in x for x in m), m
     assert {x["algorithm"] for x in m} == {"one-shot", "two-shot", "direct"}, m
+    if "comm   nccl" in run("plugins").stdout:
+        nccl_is_priced_by_what_was_measured_of_it("-c", conf % "sim-k3", "--set", "plugins.comm=nccl")
     assert messages("-c", os.path.join(ROOT, "scripts/conf/tiny.ini")) == []
 
 
