@@ -242,21 +242,6 @@ void kg_bench_print(const struct kg_bench_conf *conf, const struct kg_bench_resu
     put_title(b, "", '=');
 }
 
-static void put_key(struct kg_buf *b, const char *key, double v)
-{
-    kg_buf_printf(b, ",\"%s\":", key);
-    kg_buf_json_f64(b, v);
-}
-
-static void put_text(struct kg_buf *b, const char *key, const char *text)
-{
-    kg_buf_printf(b, ",\"%s\":", key);
-    if (text != NULL)
-        kg_buf_json_str(b, text, strlen(text));
-    else
-        kg_buf_puts(b, "null");
-}
-
 /* Lists with one entry a request: seconds, as published results have them. */
 static void put_detail(const struct kg_bench_req *reqs, uint32_t n, struct kg_buf *b)
 {
@@ -295,17 +280,17 @@ static void put_head(const struct kg_bench_conf *conf, struct kg_buf *b)
     if (gmtime_r(&now, &tm) != NULL)
         (void)strftime(date, sizeof(date), "%Y%m%d-%H%M%S", &tm);
     kg_buf_printf(b, "{\"date\":\"%s\"", date);
-    put_text(b, "endpoint_type", conf->backend);
-    put_text(b, "backend", conf->backend);
-    put_text(b, "label", NULL);
-    put_text(b, "model_id", conf->model);
-    put_text(b, "tokenizer_id", conf->tokenizer != NULL ? conf->tokenizer : conf->model);
+    kg_buf_key_str(b, "endpoint_type", conf->backend);
+    kg_buf_key_str(b, "backend", conf->backend);
+    kg_buf_key_str(b, "label", NULL);
+    kg_buf_key_str(b, "model_id", conf->model);
+    kg_buf_key_str(b, "tokenizer_id", conf->tokenizer != NULL ? conf->tokenizer : conf->model);
     kg_buf_printf(b, ",\"num_prompts\":%u", conf->num_prompts);
     if (isfinite(conf->request_rate))
-        put_key(b, "request_rate", conf->request_rate);
+        kg_buf_key_f64(b, "request_rate", conf->request_rate);
     else
-        put_text(b, "request_rate", "inf");
-    put_key(b, "burstiness", conf->burstiness);
+        kg_buf_key_str(b, "request_rate", "inf");
+    kg_buf_key_f64(b, "burstiness", conf->burstiness);
     if (conf->max_concurrency > 0)
         kg_buf_printf(b, ",\"max_concurrency\":%u", conf->max_concurrency);
     else
@@ -316,18 +301,18 @@ void kg_bench_json(const struct kg_bench_conf *conf, const struct kg_bench_resul
                    const struct kg_bench_req *reqs, uint32_t n, struct kg_buf *b)
 {
     put_head(conf, b);
-    put_key(b, "duration", r->duration_s);
+    kg_buf_key_f64(b, "duration", r->duration_s);
     kg_buf_printf(b, ",\"completed\":%u,\"failed\":%u", r->completed, r->failed);
     kg_buf_printf(b, ",\"total_input_tokens\":%llu,\"total_output_tokens\":%llu",
                   (unsigned long long)r->total_input, (unsigned long long)r->total_output);
-    put_key(b, "request_throughput", r->request_throughput);
+    kg_buf_key_f64(b, "request_throughput", r->request_throughput);
     if (conf->has_goodput)
-        put_key(b, "request_goodput", r->request_goodput);
+        kg_buf_key_f64(b, "request_goodput", r->request_goodput);
     else
         kg_buf_puts(b, ",\"request_goodput\":null");
-    put_key(b, "output_throughput", r->output_throughput);
-    put_key(b, "total_token_throughput", r->total_throughput);
-    put_key(b, "max_output_tokens_per_s", r->peak_output_throughput);
+    kg_buf_key_f64(b, "output_throughput", r->output_throughput);
+    kg_buf_key_f64(b, "total_token_throughput", r->total_throughput);
+    kg_buf_key_f64(b, "max_output_tokens_per_s", r->peak_output_throughput);
     kg_buf_printf(b, ",\"max_concurrent_requests\":%u", r->peak_concurrent);
     for (uint32_t m = 0; m < KG_BENCH_METRICS; m++) {
         const struct kg_bench_stat *s = &r->stats[m];
@@ -335,14 +320,14 @@ void kg_bench_json(const struct kg_bench_conf *conf, const struct kg_bench_resul
         if (!conf->show[m])
             continue;
         (void)snprintf(key, sizeof(key), "mean_%s_ms", metrics[m].key);
-        put_key(b, key, s->mean);
+        kg_buf_key_f64(b, key, s->mean);
         (void)snprintf(key, sizeof(key), "median_%s_ms", metrics[m].key);
-        put_key(b, key, s->median);
+        kg_buf_key_f64(b, key, s->median);
         (void)snprintf(key, sizeof(key), "std_%s_ms", metrics[m].key);
-        put_key(b, key, s->std);
+        kg_buf_key_f64(b, key, s->std);
         for (uint32_t i = 0; i < conf->n_percentiles; i++) {
             (void)snprintf(key, sizeof(key), "p%g_%s_ms", conf->percentiles[i], metrics[m].key);
-            put_key(b, key, s->percentile[i]);
+            kg_buf_key_f64(b, key, s->percentile[i]);
         }
     }
     if (conf->save_detailed)

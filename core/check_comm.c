@@ -128,10 +128,8 @@ void kg_check_comm_json(const struct kg_check *k, struct kg_buf *b)
             (void)kg_buf_printf(b, ",\"plugin\":\"%s\"", r->plugin);
         if (r->algorithm != NULL)
             (void)kg_buf_printf(b, ",\"algorithm\":\"%s\"", r->algorithm);
-        if (is_priced(r)) {
-            (void)kg_buf_puts(b, ",\"us\":");
-            (void)kg_buf_json_f64(b, r->us);
-        }
+        if (is_priced(r))
+            kg_buf_key_f64(b, "us", r->us);
         (void)kg_buf_printf(b, ",\"time\":\"%s\"}", basis_name(r));
     }
     (void)kg_buf_putc(b, ']');

@@ -147,25 +147,20 @@ void kg_check_deal_text(const struct kg_check *k, struct kg_buf *b)
     text_promise(k, b);
 }
 
-static void put(struct kg_buf *b, const char *key, uint64_t v)
-{
-    (void)kg_buf_printf(b, ",\"%s\":%llu", key, (unsigned long long)v);
-}
-
 static void json_rows(const struct kg_dealt *d, struct kg_buf *b)
 {
     (void)kg_buf_puts(b, ",\"parts\":[");
     for (uint32_t i = 0; i < d->n_rows; i++) {
         const struct kg_dealt_row *r = &d->rows[i];
-        (void)kg_buf_printf(b, "%s{\"what\":", i > 0 ? "," : "");
-        (void)kg_buf_json_str(b, r->what, strlen(r->what));
-        put(b, "of_all", r->n);
-        put(b, "each", r->each);
-        put(b, "last", r->last);
-        put(b, "last_padding", r->last_zero);
-        put(b, "padding", r->all_zero);
-        put(b, "shares", r->ranks);
-        put(b, "idle", r->idle);
+        (void)kg_buf_puts(b, i > 0 ? ",{" : "{");
+        kg_buf_key_str(b, "what", r->what);
+        kg_buf_key_u64(b, "of_all", r->n);
+        kg_buf_key_u64(b, "each", r->each);
+        kg_buf_key_u64(b, "last", r->last);
+        kg_buf_key_u64(b, "last_padding", r->last_zero);
+        kg_buf_key_u64(b, "padding", r->all_zero);
+        kg_buf_key_u64(b, "shares", r->ranks);
+        kg_buf_key_u64(b, "idle", r->idle);
         (void)kg_buf_putc(b, '}');
     }
     (void)kg_buf_putc(b, ']');
@@ -181,21 +176,20 @@ void kg_check_deal_json(const struct kg_check *k, struct kg_buf *b)
         return;
     (void)kg_buf_printf(b, ",\"parallel\":{\"ranks\":%u,\"simulated\":%s,\"ep\":%u", d->ranks,
                         is_group(k) ? "false" : "true", d->blocks);
-    put(b, "sp_rows", is_group(k) ? c->sp_rows : 0);
-    (void)kg_buf_printf(b, ",\"allow_idle_rank\":%s", c->allow_idle_rank ? "true" : "false");
-    put(b, "most_idle_ranks", most_idle(d));
+    kg_buf_key_u64(b, "sp_rows", is_group(k) ? c->sp_rows : 0);
+    kg_buf_key_bool(b, "allow_idle_rank", c->allow_idle_rank);
+    kg_buf_key_u64(b, "most_idle_ranks", most_idle(d));
     json_rows(d, b);
-    put(b, "first_weight_bytes", d->first_weights);
-    put(b, "last_weight_bytes", d->last_weights);
-    put(b, "last_weight_padding_bytes", d->last_weights_zero);
-    put(b, "weight_padding_bytes", d->all_weights_zero);
-    put(b, "state_bytes", d->state_bytes);
-    put(b, "last_state_padding_bytes", d->last_state_zero);
-    put(b, "state_padding_bytes", d->all_state_zero);
-    put(b, "symm_bytes", is_group(k) ? c->symm_bytes : 0);
-    put(b, "symm_bytes_needed", d->symm_bytes);
-    (void)kg_buf_puts(b, ",\"every_rank\":");
-    (void)kg_buf_json_str(b, d->everywhere, strlen(d->everywhere));
+    kg_buf_key_u64(b, "first_weight_bytes", d->first_weights);
+    kg_buf_key_u64(b, "last_weight_bytes", d->last_weights);
+    kg_buf_key_u64(b, "last_weight_padding_bytes", d->last_weights_zero);
+    kg_buf_key_u64(b, "weight_padding_bytes", d->all_weights_zero);
+    kg_buf_key_u64(b, "state_bytes", d->state_bytes);
+    kg_buf_key_u64(b, "last_state_padding_bytes", d->last_state_zero);
+    kg_buf_key_u64(b, "state_padding_bytes", d->all_state_zero);
+    kg_buf_key_u64(b, "symm_bytes", is_group(k) ? c->symm_bytes : 0);
+    kg_buf_key_u64(b, "symm_bytes_needed", d->symm_bytes);
+    kg_buf_key_str(b, "every_rank", d->everywhere);
     if (is_group(k))
         (void)kg_buf_printf(b,
                             ",\"promises\":{\"batch\":%s,\"chunk\":%s,\"path\":%s,"

@@ -308,61 +308,42 @@ void kg_check_text(const struct kg_check *check, struct kg_buf *b)
     put_warnings(check, b);
 }
 
-static void put_key(struct kg_buf *b, const char *key, const char *text)
-{
-    (void)kg_buf_printf(b, "\"%s\":", key);
-    (void)kg_buf_json_str(b, text, strlen(text));
-}
-
-static void put_num(struct kg_buf *b, const char *key, uint64_t v)
-{
-    (void)kg_buf_printf(b, ",\"%s\":%llu", key, (unsigned long long)v);
-}
-
-static void put_bool(struct kg_buf *b, const char *key, int v)
-{
-    (void)kg_buf_printf(b, "%s\"%s\":%s", b->len == 0 || b->data[b->len - 1] == '{' ? "" : ",", key,
-                        v ? "true" : "false");
-}
-
 static void json_model(const struct kg_check *k, struct kg_buf *b)
 {
     const struct kg_exec_desc *d = &k->stack->desc;
 
     (void)kg_buf_puts(b, "\"model\":{");
-    put_key(b, "path", k->stack->conf->model_path);
-    (void)kg_buf_putc(b, ',');
-    put_key(b, "family", d->family);
-    put_num(b, "layers", d->n_layers);
-    put_num(b, "kda_layers", d->n_kda_layers);
-    put_num(b, "mla_layers", d->n_mla_layers);
-    put_num(b, "vocab", d->vocab);
-    put_num(b, "context_tokens", k->context);
-    put_num(b, "weight_bytes", d->weight_bytes);
-    put_num(b, "draft_weight_bytes", d->draft_weight_bytes);
-    put_num(b, "draft_q_bytes", d->draft_q_bytes);
-    put_num(b, "scratch_bytes", d->scratch_bytes);
+    kg_buf_key_str(b, "path", k->stack->conf->model_path);
+    kg_buf_key_str(b, "family", d->family);
+    kg_buf_key_u64(b, "layers", d->n_layers);
+    kg_buf_key_u64(b, "kda_layers", d->n_kda_layers);
+    kg_buf_key_u64(b, "mla_layers", d->n_mla_layers);
+    kg_buf_key_u64(b, "vocab", d->vocab);
+    kg_buf_key_u64(b, "context_tokens", k->context);
+    kg_buf_key_u64(b, "weight_bytes", d->weight_bytes);
+    kg_buf_key_u64(b, "draft_weight_bytes", d->draft_weight_bytes);
+    kg_buf_key_u64(b, "draft_q_bytes", d->draft_q_bytes);
+    kg_buf_key_u64(b, "scratch_bytes", d->scratch_bytes);
     (void)kg_buf_puts(b, "},\"compute\":{");
-    put_key(b, "kernels", d->kernels);
-    (void)kg_buf_putc(b, ',');
-    put_key(b, "math", d->math);
+    kg_buf_key_str(b, "kernels", d->kernels);
+    kg_buf_key_str(b, "math", d->math);
     (void)kg_buf_puts(b, "},\"promises\":{");
-    put_bool(b, "batch", (d->caps & KG_EXEC_CAP_INVARIANT_BATCH) != 0);
-    put_bool(b, "chunk", (d->caps & KG_EXEC_CAP_INVARIANT_CHUNK) != 0);
-    put_bool(b, "path", (d->caps & KG_EXEC_CAP_INVARIANT_PATH) != 0);
+    kg_buf_key_bool(b, "batch", (d->caps & KG_EXEC_CAP_INVARIANT_BATCH) != 0);
+    kg_buf_key_bool(b, "chunk", (d->caps & KG_EXEC_CAP_INVARIANT_CHUNK) != 0);
+    kg_buf_key_bool(b, "path", (d->caps & KG_EXEC_CAP_INVARIANT_PATH) != 0);
     if (k->stack->hooks != NULL) {
         char hooks[64];
         kg_hooks_list(k->stack->hooks, hooks, sizeof(hooks));
-        (void)kg_buf_puts(b, "},\"policy\":{\"script\":");
-        (void)kg_buf_json_str(b, k->stack->conf->lua_script, strlen(k->stack->conf->lua_script));
-        (void)kg_buf_printf(b, ",\"hooks\":\"%s\"", hooks);
+        (void)kg_buf_puts(b, "},\"policy\":{");
+        kg_buf_key_str(b, "script", k->stack->conf->lua_script);
+        kg_buf_key_str(b, "hooks", hooks);
     }
     const struct kg_plugin *tier = kg_config_choice(k->config, KG_KIND_TIER)->ref.plugin;
     (void)kg_buf_puts(b, "},\"plugins\":{");
-    put_key(b, "tier", tier != NULL ? tier->name : "off");
+    kg_buf_key_str(b, "tier", tier != NULL ? tier->name : "off");
     for (uint32_t kind = KG_KIND_POOL; kind <= KG_KIND_EXEC; kind++) {
-        (void)kg_buf_putc(b, ',');
-        put_key(b, kg_plugin_kind_name(kind), kg_config_choice(k->config, kind)->ref.plugin->name);
+        kg_buf_key_str(b, kg_plugin_kind_name(kind),
+                       kg_config_choice(k->config, kind)->ref.plugin->name);
     }
     (void)kg_buf_putc(b, '}');
 }
@@ -372,20 +353,20 @@ static void json_memory(const struct kg_check *k, struct kg_buf *b)
     const struct kg_pool_layout *l = &k->layout;
 
     (void)kg_buf_printf(b, ",\"memory\":{\"arena_bytes\":%llu", (unsigned long long)l->arena_bytes);
-    put_num(b, "padding_bytes", k->bytes.padding);
-    put_num(b, "page_tokens", l->page_tokens);
-    put_num(b, "token_bytes", k->stack->desc.token_bytes);
-    put_num(b, "draft_token_bytes", k->stack->desc.draft_token_bytes);
-    put_num(b, "page_bytes", k->page_bytes);
-    put_num(b, "page_unit_bytes", l->unit_bytes[KG_PAGE]);
-    put_num(b, "max_pages", l->max_units[KG_PAGE]);
-    put_num(b, "state_bytes", k->state_bytes);
-    put_num(b, "state_unit_bytes", l->unit_bytes[KG_STATE]);
-    put_num(b, "slots_per_state", l->slots_per_state);
-    put_num(b, "max_states", l->max_units[KG_STATE]);
-    put_num(b, "max_request_tokens", k->max_tokens);
-    put_num(b, "verify_row_bytes", k->stack->desc.record_bytes);
-    put_num(b, "verify_bytes", k->stack->desc.rewind_bytes);
+    kg_buf_key_u64(b, "padding_bytes", k->bytes.padding);
+    kg_buf_key_u64(b, "page_tokens", l->page_tokens);
+    kg_buf_key_u64(b, "token_bytes", k->stack->desc.token_bytes);
+    kg_buf_key_u64(b, "draft_token_bytes", k->stack->desc.draft_token_bytes);
+    kg_buf_key_u64(b, "page_bytes", k->page_bytes);
+    kg_buf_key_u64(b, "page_unit_bytes", l->unit_bytes[KG_PAGE]);
+    kg_buf_key_u64(b, "max_pages", l->max_units[KG_PAGE]);
+    kg_buf_key_u64(b, "state_bytes", k->state_bytes);
+    kg_buf_key_u64(b, "state_unit_bytes", l->unit_bytes[KG_STATE]);
+    kg_buf_key_u64(b, "slots_per_state", l->slots_per_state);
+    kg_buf_key_u64(b, "max_states", l->max_units[KG_STATE]);
+    kg_buf_key_u64(b, "max_request_tokens", k->max_tokens);
+    kg_buf_key_u64(b, "verify_row_bytes", k->stack->desc.record_bytes);
+    kg_buf_key_u64(b, "verify_bytes", k->stack->desc.rewind_bytes);
     (void)kg_buf_puts(b, ",\"fits\":[");
     for (size_t i = 0; i < KG_CHECK_FITS && k->fits[i].tokens != 0; i++)
         (void)kg_buf_printf(b, "%s{\"tokens\":%u,\"requests\":%u}", i == 0 ? "" : ",",
@@ -400,13 +381,13 @@ static void json_size(const struct kg_check *k, struct kg_buf *b)
     if (s->tokens == 0)
         return;
     (void)kg_buf_printf(b, ",\"sizing\":{\"tokens\":%u,\"states\":%u", s->tokens, s->states);
-    put_num(b, "pages", s->pages);
-    put_num(b, "page_bytes", s->bytes[KG_PAGE]);
-    put_num(b, "state_bytes", s->bytes[KG_STATE]);
-    put_num(b, "requests", s->requests);
+    kg_buf_key_u64(b, "pages", s->pages);
+    kg_buf_key_u64(b, "page_bytes", s->bytes[KG_PAGE]);
+    kg_buf_key_u64(b, "state_bytes", s->bytes[KG_STATE]);
+    kg_buf_key_u64(b, "requests", s->requests);
     (void)kg_buf_printf(b, ",\"load\":%.6f,\"capacity_tokens\":%.0f", s->load, s->load * s->tokens);
     (void)kg_buf_printf(b, ",\"balanced_ratio\":%.6g", s->ratio);
-    put_num(b, "balanced_states", s->balanced_states);
+    kg_buf_key_u64(b, "balanced_states", s->balanced_states);
     (void)kg_buf_putc(b, '}');
 }
 
@@ -417,20 +398,18 @@ static void json_arms(const struct kg_check *k, struct kg_buf *b)
     if (arms->n == 0)
         return;
     (void)kg_buf_puts(b, ",\"arms\":{");
-    put_key(b, "field", arms->field);
-    put_num(b, "seed", arms->seed);
-    (void)kg_buf_printf(b, ",\"share_cache\":%s,\"arms\":[", arms->share_cache ? "true" : "false");
+    kg_buf_key_str(b, "field", arms->field);
+    kg_buf_key_u64(b, "seed", arms->seed);
+    kg_buf_key_bool(b, "share_cache", arms->share_cache);
+    (void)kg_buf_puts(b, ",\"arms\":[");
     for (uint32_t i = 0; i < arms->n; i++) {
         const struct kg_engine_arm *a = &k->stack->arms[i];
         (void)kg_buf_puts(b, i > 0 ? ",{" : "{");
-        put_key(b, "name", arms->arms[i].name);
-        (void)kg_buf_puts(b, ",\"share\":");
-        (void)kg_buf_json_f64(b, arms->arms[i].share);
-        (void)kg_buf_putc(b, ',');
-        put_key(b, "overrides", arms->arms[i].overrides);
-        (void)kg_buf_putc(b, ',');
-        put_key(b, "spec", kg_stack_spec(k->stack, i)->ref.plugin->name);
-        put_num(b, "draft_block", a->spec_ops->block(a->spec));
+        kg_buf_key_str(b, "name", arms->arms[i].name);
+        kg_buf_key_f64(b, "share", arms->arms[i].share);
+        kg_buf_key_str(b, "overrides", arms->arms[i].overrides);
+        kg_buf_key_str(b, "spec", kg_stack_spec(k->stack, i)->ref.plugin->name);
+        kg_buf_key_u64(b, "draft_block", a->spec_ops->block(a->spec));
         (void)kg_buf_putc(b, '}');
     }
     (void)kg_buf_puts(b, "]}");
@@ -446,14 +425,13 @@ void kg_check_json(const struct kg_check *check, struct kg_buf *b)
     json_memory(check, b);
     json_size(check, b);
     kg_check_trace_json(check, b);
-    (void)kg_buf_printf(b, ",\"draft_block\":%u,\"prefix\":{\"enabled\":%s",
-                        kg_stack_block(check->stack),
-                        check->stack->conf->engine.prefix ? "true" : "false");
-    (void)kg_buf_printf(b, ",\"checkpoint\":\"%s\"",
-                        checkpoint_name(check->stack->conf->engine.checkpoint));
-    put_num(b, "interval", check->stack->conf->engine.interval);
-    put_num(b, "ghost_bytes", check->stack->conf->engine.ghost_bytes);
-    put_num(b, "state_price_tokens", state_price(check));
+    kg_buf_key_u64(b, "draft_block", kg_stack_block(check->stack));
+    (void)kg_buf_puts(b, ",\"prefix\":{");
+    kg_buf_key_bool(b, "enabled", check->stack->conf->engine.prefix);
+    kg_buf_key_str(b, "checkpoint", checkpoint_name(check->stack->conf->engine.checkpoint));
+    kg_buf_key_u64(b, "interval", check->stack->conf->engine.interval);
+    kg_buf_key_u64(b, "ghost_bytes", check->stack->conf->engine.ghost_bytes);
+    kg_buf_key_u64(b, "state_price_tokens", state_price(check));
     (void)kg_buf_printf(b, "},\"ranks\":%u", check->stack->conf->tp);
     kg_check_deal_json(check, b);
     kg_check_comm_json(check, b);

@@ -9,12 +9,6 @@ struct printer {
     int json, first, refused;
 };
 
-static void put_str(struct kg_buf *b, const char *key, const char *s)
-{
-    (void)kg_buf_printf(b, "\"%s\":", key);
-    (void)kg_buf_json_str(b, s, strlen(s));
-}
-
 static void json_options(const struct kg_plugin *p, struct kg_buf *b)
 {
     struct kg_buf wanted;
@@ -24,13 +18,10 @@ static void json_options(const struct kg_plugin *p, struct kg_buf *b)
         kg_buf_init(&wanted, 1000);
         kg_opt_wanted(o, &wanted);
         (void)kg_buf_puts(b, o == p->opts ? "{" : ",{");
-        put_str(b, "name", o->name);
-        (void)kg_buf_putc(b, ',');
-        put_str(b, "default", o->def);
-        (void)kg_buf_putc(b, ',');
-        put_str(b, "legal", kg_buf_cstr(&wanted));
-        (void)kg_buf_putc(b, ',');
-        put_str(b, "doc", o->doc);
+        kg_buf_key_str(b, "name", o->name);
+        kg_buf_key_str(b, "default", o->def);
+        kg_buf_key_str(b, "legal", kg_buf_cstr(&wanted));
+        kg_buf_key_str(b, "doc", o->doc);
         (void)kg_buf_putc(b, '}');
         kg_buf_fini(&wanted);
     }
@@ -60,20 +51,16 @@ static void visit_json(struct printer *pr, uint32_t kind, const char *name,
     struct kg_buf *b = pr->out;
 
     (void)kg_buf_puts(b, pr->first ? "{" : ",\n{");
-    put_str(b, "kind", kg_plugin_kind_name(kind));
-    (void)kg_buf_putc(b, ',');
-    put_str(b, "name", name);
+    kg_buf_key_str(b, "kind", kg_plugin_kind_name(kind));
+    kg_buf_key_str(b, "name", name);
     if (ref == NULL) {
-        (void)kg_buf_putc(b, ',');
-        put_str(b, "refused", err->text);
+        kg_buf_key_str(b, "refused", err->text);
     } else {
         const struct kg_plugin *p = ref->plugin;
-        (void)kg_buf_putc(b, ',');
-        put_str(b, "version", p->version);
-        (void)kg_buf_printf(b, ",\"abi\":\"%u.%u\",", p->major, p->minor);
-        put_str(b, "summary", p->summary);
-        (void)kg_buf_putc(b, ',');
-        put_str(b, "path", ref->path);
+        kg_buf_key_str(b, "version", p->version);
+        (void)kg_buf_printf(b, ",\"abi\":\"%u.%u\"", p->major, p->minor);
+        kg_buf_key_str(b, "summary", p->summary);
+        kg_buf_key_str(b, "path", ref->path);
         json_caps(p, b);
         json_options(p, b);
     }

@@ -243,28 +243,20 @@ struct listing {
     bool more;
 };
 
-static void put_str(struct kg_buf *b, const char *s)
-{
-    (void)kg_buf_json_str(b, s, strlen(s));
-}
-
 static void list_one(void *ctx, uint32_t kind, const char *name, const struct kg_plugin_ref *ref,
                      const struct kg_error *err)
 {
     struct listing *l = ctx;
 
     (void)kind;
-    (void)kg_buf_puts(l->b, l->more ? ",{\"name\":" : "{\"name\":");
+    (void)kg_buf_puts(l->b, l->more ? ",{" : "{");
     l->more = true;
-    put_str(l->b, name);
+    kg_buf_key_str(l->b, "name", name);
     if (ref != NULL) {
-        (void)kg_buf_puts(l->b, ",\"version\":");
-        put_str(l->b, ref->plugin->version);
-        (void)kg_buf_puts(l->b, ",\"summary\":");
-        put_str(l->b, ref->plugin->summary);
+        kg_buf_key_str(l->b, "version", ref->plugin->version);
+        kg_buf_key_str(l->b, "summary", ref->plugin->summary);
     } else {
-        (void)kg_buf_puts(l->b, ",\"refused\":");
-        put_str(l->b, err->text);
+        kg_buf_key_str(l->b, "refused", err->text);
     }
     (void)kg_buf_putc(l->b, '}');
 }
@@ -285,10 +277,7 @@ static void put_arm_specs(const struct kg_swapper *w, struct kg_buf *b)
 
     (void)kg_buf_puts(b, ",\"spec\":{");
     for (uint32_t i = 0; i < arms->n; i++) {
-        (void)kg_buf_puts(b, i > 0 ? "," : "");
-        put_str(b, arms->arms[i].name);
-        (void)kg_buf_putc(b, ':');
-        put_str(b, w->specs[i]->choice.ref.plugin->name);
+        kg_buf_key_str(b, arms->arms[i].name, w->specs[i]->choice.ref.plugin->name);
     }
     (void)kg_buf_putc(b, '}');
 }
@@ -299,15 +288,14 @@ int kg_swapper_write(const struct kg_swapper *w, struct kg_buf *b, struct kg_err
     int rc = KG_OK;
 
     (void)kg_buf_puts(b, "{\"active\":{");
-    for (uint32_t kind = KG_KIND_POOL, n = 0; kind < KG_PLUGIN_KINDS; kind++) {
+    for (uint32_t kind = KG_KIND_POOL; kind < KG_PLUGIN_KINDS; kind++) {
         if (active_name(w, kind) == NULL)
             continue;
         if (kind == KG_KIND_SPEC && w->stack->conf->arms.n > 0) {
             put_arm_specs(w, b);
             continue;
         }
-        (void)kg_buf_printf(b, "%s\"%s\":", n++ > 0 ? "," : "", kg_plugin_kind_name(kind));
-        put_str(b, active_name(w, kind));
+        kg_buf_key_str(b, kg_plugin_kind_name(kind), active_name(w, kind));
     }
     (void)kg_buf_putc(b, '}');
     for (size_t i = 0; rc == KG_OK && i < sizeof(kinds) / sizeof(kinds[0]); i++) {

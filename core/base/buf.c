@@ -3,7 +3,6 @@
 #include "base/utf8.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -207,6 +206,40 @@ int kg_buf_json_f64(struct kg_buf *b, double v)
             break;
     }
     return kg_buf_puts(b, text);
+}
+
+static void put_key(struct kg_buf *b, const char *key)
+{
+    char last = b->len > 0 ? b->data[b->len - 1] : '{';
+
+    (void)kg_buf_printf(b, "%s\"%s\":", last == '{' || last == ',' ? "" : ",", key);
+}
+
+void kg_buf_key_str(struct kg_buf *b, const char *key, const char *text)
+{
+    put_key(b, key);
+    if (text != NULL)
+        (void)kg_buf_json_str(b, text, strlen(text));
+    else
+        (void)kg_buf_puts(b, "null");
+}
+
+void kg_buf_key_f64(struct kg_buf *b, const char *key, double v)
+{
+    put_key(b, key);
+    (void)kg_buf_json_f64(b, v);
+}
+
+void kg_buf_key_u64(struct kg_buf *b, const char *key, uint64_t v)
+{
+    put_key(b, key);
+    (void)kg_buf_put_u64(b, v);
+}
+
+void kg_buf_key_bool(struct kg_buf *b, const char *key, bool v)
+{
+    put_key(b, key);
+    (void)kg_buf_puts(b, v ? "true" : "false");
 }
 
 void kg_buf_consume(struct kg_buf *b, size_t n)

@@ -7,6 +7,7 @@
 #define KEDGE_BASE_BUF_H
 
 #include <kedge/types.h>
+#include <stdbool.h>
 #include <string.h>
 
 struct kg_buf {
@@ -53,6 +54,14 @@ int kg_buf_json_escape(struct kg_buf *b, const char *s, size_t n);
 int kg_buf_json_str(struct kg_buf *b, const char *s, size_t n);
 /* A finite number in the shortest form that reads back equal; null for NaN and infinity. */
 int kg_buf_json_f64(struct kg_buf *b, double v);
+
+/* A member of a JSON object that is being written, "key":value, with a comma before it unless the
+ * text so far is empty or ends in '{' or ','. A key is plain: nothing in it needs an escape. str:
+ * a NULL text is null; f64: as kg_buf_json_f64. A failure is kept in rc. */
+void kg_buf_key_str(struct kg_buf *b, const char *key, const char *text);
+void kg_buf_key_f64(struct kg_buf *b, const char *key, double v);
+void kg_buf_key_u64(struct kg_buf *b, const char *key, uint64_t v);
+void kg_buf_key_bool(struct kg_buf *b, const char *key, bool v);
 
 /* Drops n bytes (at most len) from the front; O(rest). */
 void kg_buf_consume(struct kg_buf *b, size_t n);

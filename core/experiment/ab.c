@@ -415,46 +415,35 @@ int kg_ab_text(const struct kg_ab_report *r, struct kg_buf *b)
 
 /* --- for programs --- */
 
-static void put_f64(struct kg_buf *b, const char *key, double v)
-{
-    (void)kg_buf_printf(b, ",\"%s\":", key);
-    (void)kg_buf_json_f64(b, v);
-}
-
-static void put_str(struct kg_buf *b, const char *key, const char *text)
-{
-    (void)kg_buf_printf(b, "\"%s\":", key);
-    (void)kg_buf_json_str(b, text, strlen(text));
-}
-
 static void json_figure(struct kg_buf *b, uint32_t m, const struct kg_ab_figure *f)
 {
     (void)kg_buf_putc(b, '{');
-    put_str(b, "name", kg_ab_figure_about(m)->name);
-    (void)kg_buf_putc(b, ',');
-    put_str(b, "unit", kg_ab_figure_about(m)->unit);
-    put_f64(b, "a", f->a);
-    put_f64(b, "b", f->b);
-    put_f64(b, "diff", f->diff);
-    put_f64(b, "lo", f->lo);
-    put_f64(b, "hi", f->hi);
-    put_f64(b, "rel", f->rel);
-    put_f64(b, "rel_lo", f->rel_lo);
-    put_f64(b, "rel_hi", f->rel_hi);
-    put_f64(b, "se", f->se);
-    (void)kg_buf_printf(b, ",\"n\":%u,\"tested\":%s,\"different\":%s,\"small\":%s}", f->n,
-                        f->is_tested ? "true" : "false", f->is_different ? "true" : "false",
-                        f->is_small ? "true" : "false");
+    kg_buf_key_str(b, "name", kg_ab_figure_about(m)->name);
+    kg_buf_key_str(b, "unit", kg_ab_figure_about(m)->unit);
+    kg_buf_key_f64(b, "a", f->a);
+    kg_buf_key_f64(b, "b", f->b);
+    kg_buf_key_f64(b, "diff", f->diff);
+    kg_buf_key_f64(b, "lo", f->lo);
+    kg_buf_key_f64(b, "hi", f->hi);
+    kg_buf_key_f64(b, "rel", f->rel);
+    kg_buf_key_f64(b, "rel_lo", f->rel_lo);
+    kg_buf_key_f64(b, "rel_hi", f->rel_hi);
+    kg_buf_key_f64(b, "se", f->se);
+    kg_buf_key_u64(b, "n", f->n);
+    kg_buf_key_bool(b, "tested", f->is_tested);
+    kg_buf_key_bool(b, "different", f->is_different);
+    kg_buf_key_bool(b, "small", f->is_small);
+    (void)kg_buf_putc(b, '}');
 }
 
 static void json_rate(struct kg_buf *b, const char *key, const struct kg_ab_rate *r)
 {
     (void)kg_buf_printf(b, ",\"%s\":{\"unit\":\"tok/s\"", key);
-    put_f64(b, "a", r->a);
-    put_f64(b, "b", r->b);
-    put_f64(b, "rel", r->rel);
-    put_f64(b, "rel_lo", r->rel_lo);
-    put_f64(b, "rel_hi", r->rel_hi);
+    kg_buf_key_f64(b, "a", r->a);
+    kg_buf_key_f64(b, "b", r->b);
+    kg_buf_key_f64(b, "rel", r->rel);
+    kg_buf_key_f64(b, "rel_lo", r->rel_lo);
+    kg_buf_key_f64(b, "rel_hi", r->rel_hi);
     (void)kg_buf_putc(b, '}');
 }
 
@@ -463,8 +452,8 @@ static void json_steps(struct kg_buf *b, const struct kg_ab_facts *f)
     (void)kg_buf_printf(b, ",\"steps\":%.0f,\"step_parts\":[", f->n_steps);
     for (uint32_t i = 0; i < f->n_parts; i++) {
         (void)kg_buf_puts(b, i > 0 ? ",{" : "{");
-        put_str(b, "name", f->parts[i].name);
-        put_f64(b, "s", f->parts[i].s);
+        kg_buf_key_str(b, "name", f->parts[i].name);
+        kg_buf_key_f64(b, "s", f->parts[i].s);
         (void)kg_buf_putc(b, '}');
     }
     (void)kg_buf_puts(b, "],\"positions\":[");
@@ -472,7 +461,7 @@ static void json_steps(struct kg_buf *b, const struct kg_ab_facts *f)
         const struct kg_ab_draft *d = &f->drafts[i];
         (void)kg_buf_printf(b, "%s{\"verified\":%.0f,\"accepted\":%.0f", i > 0 ? "," : "",
                             d->verified, d->accepted);
-        put_f64(b, "expected", d->expected);
+        kg_buf_key_f64(b, "expected", d->expected);
         (void)kg_buf_putc(b, '}');
     }
     (void)kg_buf_putc(b, ']');
@@ -483,14 +472,13 @@ static void json_arm(struct kg_buf *b, const struct kg_ab_report *r, uint32_t k)
     const struct kg_ab_facts *f = &r->facts[k];
 
     (void)kg_buf_putc(b, '{');
-    put_str(b, "name", r->names[k]);
+    kg_buf_key_str(b, "name", r->names[k]);
     if (r->log != NULL) {
         (void)kg_buf_printf(b, ",\"requests\":%u,\"clients\":%u}", r->conf.n_of[k],
                             r->conf.n_clients[k]);
         return;
     }
-    (void)kg_buf_putc(b, ',');
-    put_str(b, "config", r->what[k]);
+    kg_buf_key_str(b, "config", r->what[k]);
     (void)kg_buf_printf(b,
                         ",\"exec\":\"%s\",\"pool\":\"%s\",\"sched\":\"%s\",\"spec\":\"%s\","
                         "\"clock\":\"%s\",\"seed\":%llu,\"invariant\":{\"batch\":%s,\"chunk\":%s,"
@@ -498,9 +486,9 @@ static void json_arm(struct kg_buf *b, const struct kg_ab_report *r, uint32_t k)
                         f->exec, f->pool, f->sched, f->spec, f->clock,
                         (unsigned long long)r->seeds[k], f->batch ? "true" : "false",
                         f->chunk ? "true" : "false", f->path ? "true" : "false");
-    put_f64(b, "stretch", f->stretch);
-    put_f64(b, "duration_s", f->duration_s);
-    put_f64(b, "arena_bytes", f->arena);
+    kg_buf_key_f64(b, "stretch", f->stretch);
+    kg_buf_key_f64(b, "duration_s", f->duration_s);
+    kg_buf_key_f64(b, "arena_bytes", f->arena);
     (void)kg_buf_puts(b, ",\"bytes\":{");
     for (uint32_t c = 0; c < KG_AB_N_BYTES; c++) {
         (void)kg_buf_printf(b, "%s\"%s\":{\"mean\":%.0f,\"max\":%.0f}", c > 0 ? "," : "",
@@ -558,10 +546,9 @@ int kg_ab_json(const struct kg_ab_report *r, struct kg_buf *b)
     struct kg_buf words;
 
     (void)kg_buf_putc(b, '{');
-    put_str(b, "trace", r->trace);
+    kg_buf_key_str(b, "trace", r->trace);
     if (r->at != NULL) {
-        (void)kg_buf_putc(b, ',');
-        put_str(b, "at", r->at);
+        kg_buf_key_str(b, "at", r->at);
     }
     (void)kg_buf_puts(b, ",\"arms\":[");
     json_arm(b, r, 0);
@@ -569,8 +556,8 @@ int kg_ab_json(const struct kg_ab_report *r, struct kg_buf *b)
     json_arm(b, r, 1);
     (void)kg_buf_putc(b, ']');
     json_size(b, r);
-    put_f64(b, "alpha", r->conf.alpha);
-    put_f64(b, "critical", s->critical);
+    kg_buf_key_f64(b, "alpha", r->conf.alpha);
+    kg_buf_key_f64(b, "critical", s->critical);
     (void)kg_buf_puts(b, ",\"figures\":[");
     for (uint32_t m = 0; m < KG_AB_N_FIGURES; m++) {
         (void)kg_buf_puts(b, m > 0 ? "," : "");
@@ -580,10 +567,10 @@ int kg_ab_json(const struct kg_ab_report *r, struct kg_buf *b)
     if (r->log == NULL) {
         json_runs(b, r);
     }
-    (void)kg_buf_printf(b, ",\"cannot_tell\":%s,", s->cannot_tell ? "true" : "false");
+    kg_buf_key_bool(b, "cannot_tell", s->cannot_tell);
     kg_buf_init(&words, 0);
     (void)kg_ab_verdict(s, r->names[0], r->names[1], &words);
-    put_str(b, "verdict", kg_buf_cstr(&words));
+    kg_buf_key_str(b, "verdict", kg_buf_cstr(&words));
     kg_buf_fini(&words);
     return kg_buf_putc(b, '}');
 }

@@ -197,22 +197,13 @@ int kg_results_row(const struct kg_replay_result *result, const struct kg_trace 
     return kg_buf_puts(b, "}\n");
 }
 
-static void put_f64(struct kg_buf *b, const char *name, double v)
-{
-    (void)kg_buf_printf(b, "\"%s\":", name);
-    (void)kg_buf_json_f64(b, v);
-}
-
 static void put_quantiles(struct kg_buf *b, const char *name, const struct kg_quantiles *q)
 {
     (void)kg_buf_printf(b, ",\"%s\":{", name);
-    put_f64(b, "mean", q->mean);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "p50", q->p50);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "p90", q->p90);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "p99", q->p99);
+    kg_buf_key_f64(b, "mean", q->mean);
+    kg_buf_key_f64(b, "p50", q->p50);
+    kg_buf_key_f64(b, "p90", q->p90);
+    kg_buf_key_f64(b, "p99", q->p99);
     (void)kg_buf_putc(b, '}');
 }
 
@@ -235,11 +226,9 @@ static void put_about(struct kg_buf *b, const struct kg_results_about *a)
                         a->caps & KG_EXEC_CAP_INVARIANT_CHUNK ? "true" : "false",
                         a->caps & KG_EXEC_CAP_INVARIANT_PATH ? "true" : "false");
     (void)kg_buf_puts(b, ",\"load\":{");
-    put_f64(b, "wanted", a->load);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "capacity_s", a->capacity_s);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "stretch", a->stretch);
+    kg_buf_key_f64(b, "wanted", a->load);
+    kg_buf_key_f64(b, "capacity_s", a->capacity_s);
+    kg_buf_key_f64(b, "stretch", a->stretch);
     (void)kg_buf_printf(b,
                         "},\"expansion\":{\"tail_tokens\":%llu,\"tail_resolved\":%llu,"
                         "\"answer_tokens\":%llu,\"answer_resolved\":%llu}",
@@ -273,22 +262,15 @@ static void put_rates(struct kg_buf *b, const struct kg_replay_result *r,
 {
     double sec = (double)r->duration_ns / 1e9;
 
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "duration_s", sec);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "output_tokens_per_s", sec > 0 ? (double)s->output / sec : NAN);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "total_tokens_per_s", sec > 0 ? (double)(s->output + s->prompt) / sec : NAN);
+    kg_buf_key_f64(b, "duration_s", sec);
+    kg_buf_key_f64(b, "output_tokens_per_s", sec > 0 ? (double)s->output / sec : NAN);
+    kg_buf_key_f64(b, "total_tokens_per_s", sec > 0 ? (double)(s->output + s->prompt) / sec : NAN);
     (void)kg_buf_puts(b, ",\"goodput\":{");
-    put_f64(b, "requests_per_s", sec > 0 ? (double)s->n_good / sec : NAN);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "output_tokens_per_s", sec > 0 ? (double)s->good_output / sec : NAN);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "share", s->n > 0 ? (double)s->n_good / (double)s->n : NAN);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "ttft_slo_ms", a->ttft_slo_ms);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "tpot_slo_ms", a->tpot_slo_ms);
+    kg_buf_key_f64(b, "requests_per_s", sec > 0 ? (double)s->n_good / sec : NAN);
+    kg_buf_key_f64(b, "output_tokens_per_s", sec > 0 ? (double)s->good_output / sec : NAN);
+    kg_buf_key_f64(b, "share", s->n > 0 ? (double)s->n_good / (double)s->n : NAN);
+    kg_buf_key_f64(b, "ttft_slo_ms", a->ttft_slo_ms);
+    kg_buf_key_f64(b, "tpot_slo_ms", a->tpot_slo_ms);
     (void)kg_buf_putc(b, '}');
 }
 
@@ -331,7 +313,7 @@ static void put_series(struct kg_buf *b, const struct kg_replay_series *s)
         n--;
     }
     (void)kg_buf_puts(b, ",\"bytes_over_time\":{");
-    put_f64(b, "width_s", (double)s->width_ns / 1e9);
+    kg_buf_key_f64(b, "width_s", (double)s->width_ns / 1e9);
     for (uint32_t k = 0; k < KG_N_BYTES; k++) {
         (void)kg_buf_printf(b, ",\"%s\":[", class_words[k]);
         for (uint32_t i = 0; i < n; i++) {
@@ -341,7 +323,7 @@ static void put_series(struct kg_buf *b, const struct kg_replay_series *s)
         (void)kg_buf_putc(b, ']');
     }
     (void)kg_buf_puts(b, "},\"steps_over_time\":{");
-    put_f64(b, "width_s", (double)s->width_ns / 1e9);
+    kg_buf_key_f64(b, "width_s", (double)s->width_ns / 1e9);
     (void)kg_buf_puts(b, ",\"n\":[");
     for (uint32_t i = 0; i < n; i++) {
         (void)kg_buf_printf(b, "%s%.0f", i > 0 ? "," : "", s->n_steps[i]);

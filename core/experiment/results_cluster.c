@@ -92,12 +92,6 @@ static struct share *make_shares(const struct kg_replay_result *result)
 
 #define ULL(v) ((unsigned long long)(v))
 
-static void put_f64(struct kg_buf *b, const char *name, double v)
-{
-    (void)kg_buf_printf(b, "\"%s\":", name);
-    (void)kg_buf_json_f64(b, v);
-}
-
 static void put_share(struct kg_buf *b, const struct kg_replay_result *r, uint32_t k,
                       const struct share *s)
 {
@@ -110,13 +104,11 @@ static void put_share(struct kg_buf *b, const struct kg_replay_result *r, uint32
                         k > 0 ? "," : "", ULL(s->n), ULL(s->ok), ULL(s->refused), ULL(s->prompt),
                         ULL(s->output), ULL(s->hit_page), ULL(s->reused), ULL(s->reused),
                         ULL(s->lost), ULL(s->expected));
-    put_f64(b, "mean", s->ttft.mean);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "p50", s->ttft.p50);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "p99", s->ttft.p99);
-    (void)kg_buf_puts(b, "},");
-    put_f64(b, "busy", s->busy);
+    kg_buf_key_f64(b, "mean", s->ttft.mean);
+    kg_buf_key_f64(b, "p50", s->ttft.p50);
+    kg_buf_key_f64(b, "p99", s->ttft.p99);
+    (void)kg_buf_puts(b, "}");
+    kg_buf_key_f64(b, "busy", s->busy);
     (void)kg_buf_printf(b,
                         ",\"steps\":%llu,\"evictions\":{\"pages\":%llu,\"states\":%llu},"
                         "\"preemptions\":%llu,\"bytes\":{",
@@ -140,11 +132,9 @@ int kg_results_cluster_json(const struct kg_replay_result *result,
     struct imbalance u = find_imbalance(shares, result->n_replicas);
     (void)kg_buf_printf(b, ",\"cluster\":{\"replicas\":%u,\"route\":\"%s\",\"imbalance\":{",
                         result->n_replicas, kg_route_name(about->route));
-    put_f64(b, "requests", u.requests);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "computed_prompt_tokens", u.computed);
-    (void)kg_buf_putc(b, ',');
-    put_f64(b, "busy", u.busy);
+    kg_buf_key_f64(b, "requests", u.requests);
+    kg_buf_key_f64(b, "computed_prompt_tokens", u.computed);
+    kg_buf_key_f64(b, "busy", u.busy);
     (void)kg_buf_puts(b, "},\"each\":[");
     for (uint32_t k = 0; k < result->n_replicas; k++) {
         put_share(b, result, k, &shares[k]);

@@ -100,10 +100,10 @@ static void put_positions(struct kg_buf *b, const struct kg_spec_count *c)
 {
     (void)kg_buf_puts(b, ",\"positions\":[");
     for (uint32_t j = 0; j < KG_SPEC_POSITIONS && c->verified[j] > 0; j++) {
-        (void)kg_buf_printf(
-            b, "%s{\"verified\":%llu,\"accepted\":%llu,\"expected\":", j > 0 ? "," : "",
-            (unsigned long long)c->verified[j], (unsigned long long)c->accepted[j]);
-        (void)kg_buf_json_f64(b, (double)c->expected_um[j] * 1e-6);
+        (void)kg_buf_puts(b, j > 0 ? ",{" : "{");
+        kg_buf_key_u64(b, "verified", c->verified[j]);
+        kg_buf_key_u64(b, "accepted", c->accepted[j]);
+        kg_buf_key_f64(b, "expected", (double)c->expected_um[j] * 1e-6);
         (void)kg_buf_putc(b, '}');
     }
     (void)kg_buf_putc(b, ']');
@@ -127,10 +127,9 @@ void kg_results_steps(struct kg_buf *b, const struct kg_replay_result *r,
     }
     (void)kg_buf_puts(b, ",\"step_parts\":[");
     for (uint32_t i = 0; i < parts.n; i++) {
-        (void)kg_buf_puts(b, i > 0 ? ",{\"name\":" : "{\"name\":");
-        (void)kg_buf_json_str(b, parts.v[i].name, strlen(parts.v[i].name));
-        (void)kg_buf_puts(b, ",\"s\":");
-        (void)kg_buf_json_f64(b, parts.v[i].s);
+        (void)kg_buf_puts(b, i > 0 ? ",{" : "{");
+        kg_buf_key_str(b, "name", parts.v[i].name);
+        kg_buf_key_f64(b, "s", parts.v[i].s);
         (void)kg_buf_putc(b, '}');
     }
     (void)kg_buf_putc(b, ']');

@@ -112,6 +112,36 @@ static void json_numbers_read_back_equal(void **state)
     kg_buf_fini(&b);
 }
 
+static void members_of_an_object_have_commas_between_them_only(void **state)
+{
+    struct kg_buf b;
+
+    (void)state;
+    kg_buf_init(&b, 0);
+    kg_buf_key_str(&b, "alone", "{");
+    kg_buf_key_u64(&b, "after", UINT64_MAX); /* the brace before it is text */
+    assert_string_equal(kg_buf_cstr(&b), "\"alone\":\"{\",\"after\":18446744073709551615");
+    kg_buf_reset(&b);
+    (void)kg_buf_puts(&b, "{\"list\":[{");
+    kg_buf_key_f64(&b, "a", 0.5);
+    (void)kg_buf_puts(&b, "},{");
+    kg_buf_key_f64(&b, "a", NAN);
+    (void)kg_buf_puts(&b, "}]");
+    kg_buf_key_bool(&b, "yes", true);
+    (void)kg_buf_puts(&b, ",");
+    kg_buf_key_bool(&b, "no", false);
+    kg_buf_key_str(&b, "none", NULL);
+    kg_buf_key_str(&b, "quoted", "a\"b");
+    (void)kg_buf_putc(&b, '}');
+    assert_string_equal(kg_buf_cstr(&b), "{\"list\":[{\"a\":0.5},{\"a\":null}],\"yes\":true,"
+                                         "\"no\":false,\"none\":null,\"quoted\":\"a\\\"b\"}");
+    kg_buf_fini(&b);
+    kg_buf_init(&b, 4);
+    kg_buf_key_str(&b, "key", "too long");
+    assert_int_equal(b.rc, KG_ELIMIT);
+    kg_buf_fini(&b);
+}
+
 static void an_arena_gives_aligned_disjoint_memory(void **state)
 {
     struct kg_arena a;
@@ -180,6 +210,7 @@ int main(void)
         cmocka_unit_test(consume_drops_from_the_front_and_at_most_what_is_there),
         cmocka_unit_test(json_text_is_escaped_and_broken_bytes_become_one_replacement_each),
         cmocka_unit_test(json_numbers_read_back_equal),
+        cmocka_unit_test(members_of_an_object_have_commas_between_them_only),
         cmocka_unit_test(an_arena_gives_aligned_disjoint_memory),
         cmocka_unit_test(a_reset_arena_of_the_same_use_takes_nothing_new),
         cmocka_unit_test(an_arena_refuses_what_passes_its_cap_or_overflows),
