@@ -265,6 +265,7 @@ struct kg_moe {
     uint32_t rows, top_k, n_experts;
     uint32_t first; /* the id of gate[0]; ids outside first .. first + n_experts - 1 have no part in
                        the sum (another rank adds them), and a row without one is zero */
+    uint32_t n_routed; /* experts the router picks from, on all ranks; 0: n_experts. Speed only */
     struct kg_act_args act;
     void *scratch;          /* 64-byte aligned, scratch_bytes long */
     uint64_t scratch_bytes; /* >= kg_moe_scratch_bytes(1, ..); with less than for all rows the

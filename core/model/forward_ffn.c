@@ -74,6 +74,7 @@ static void route(struct kg_model *m, uint32_t l, uint32_t rows, float *sum)
                           .top_k = c->top_k,
                           .n_experts = m->split.experts,
                           .first = m->split.expert_id0,
+                          .n_routed = c->n_experts,
                           .act = act_of(c),
                           .scratch = m->s.ffn.moe,
                           .scratch_bytes = m->s.ffn.moe_bytes};

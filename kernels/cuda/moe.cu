@@ -1,7 +1,8 @@
 /*
  * Routed experts and the router. Nothing here depends on what the router chose but the contents of
  * scratch: launches are sized for the worst choice and blocks without work leave at once, so a
- * recorded step is right for every choice.
+ * recorded step is right for every choice. Experts go by their number here, id - first; entries of
+ * experts that another rank has get no place and are left out of the sums.
  *
  * Scratch is that of moe_plan_make, used as follows for a pass of E = rows * top_k entries, entry j
  * (in router order) being row j / top_k:
@@ -33,7 +34,7 @@ using namespace kgp;
 struct pass {
     const uint32_t *ids;
     uint32_t *tiles, *offset, *token, *slot;
-    uint32_t entries, top_k, n_experts;
+    uint32_t entries, top_k, n_experts, first;
     uint32_t tile_rows; /* rows of a tile */
 };
 
@@ -66,8 +67,9 @@ template <class S> __device__ uint32_t sum_before(uint32_t v, S &part, uint32_t 
 }
 
 /*
- * One block: counts the rows of each expert, numbers entries and tiles. Up to PLAN_SMALL entries
- * are put in their places too, each by the number of earlier entries of its expert: rows rise.
+ * One block: counts the rows of each expert, numbers entries and tiles. Of up to PLAN_SMALL entries
+ * those of experts that are here are put in their places too, each by the number of earlier entries
+ * of its expert: rows rise.
  *
  * Roofline: 4 bytes per entry; bound by latency (one block, some ten barriers).
  */
@@ -82,9 +84,10 @@ __global__ void moe_plan(pass p)
         count[e] = 0;
     __syncthreads();
     for (uint32_t j = id; j < p.entries; j += PLAN_THREADS) {
-        uint32_t e = p.ids[j];
+        uint32_t e = p.ids[j] - p.first;
 
-        atomicAdd(&count[e], 1u);
+        if (e < p.n_experts)
+            atomicAdd(&count[e], 1u);
         if (p.entries <= PLAN_SMALL)
             list[j] = e;
     }
@@ -112,6 +115,8 @@ __global__ void moe_plan(pass p)
     if (p.entries > PLAN_SMALL || id >= p.entries)
         return;
     uint32_t e = list[id], rank = 0;
+    if (e >= p.n_experts)
+        return;
     for (uint32_t j = 0; j < id; j++)
         rank += list[j] == e;
     p.token[count[e] + rank] = id / p.top_k;
@@ -130,7 +135,7 @@ __global__ void moe_place(pass p)
 
     for (uint32_t j0 = 0; j0 < p.entries && at < end; j0 += PLACE_THREADS) {
         uint32_t j = j0 + threadIdx.x, before = 0, all = 0;
-        int is = j < p.entries && p.ids[j] == e;
+        int is = j < p.entries && p.ids[j] - p.first == e;
         uint32_t ballot = __ballot_sync(0xffffffffu, is);
 
         if (lane == 0)
@@ -284,20 +289,27 @@ template <int TYPE> __global__ void moe_large(work w, int last)
 }
 
 /*
- * y = sum over s of weight * result, the first a product, then fused steps, in router order.
+ * y = sum over s of weight * result, the first a product, then fused steps, in router order; of
+ * experts that are here only, zero for a row without one. Where none was computed `result` holds
+ * what was there before: it is not read.
  * Roofline: 4 (top_k + 1) bytes per output, once.
  */
-__global__ void moe_sum(float *y, size_t y_stride, const float *weights, const float *result,
-                        uint32_t top_k, uint32_t out)
+__global__ void moe_sum(pass p, float *y, size_t y_stride, const float *weights,
+                        const float *result, uint32_t out)
 {
-    uint32_t r = blockIdx.y, c = blockIdx.x * blockDim.x + threadIdx.x;
-    const float *w = weights + (size_t)r * top_k, *v = result + (size_t)r * top_k * out + c;
+    uint32_t r = blockIdx.y, c = blockIdx.x * blockDim.x + threadIdx.x, begun = 0;
+    const uint32_t *ids = p.ids + (size_t)r * p.top_k;
+    const float *w = weights + (size_t)r * p.top_k, *v = result + (size_t)r * p.top_k * out + c;
+    float sum = 0.0f;
 
     if (c >= out)
         return;
-    float sum = w[0] * v[0];
-    for (uint32_t s = 1; s < top_k; s++)
-        sum = fmaf(w[s], v[(size_t)s * out], sum);
+    for (uint32_t s = 0; s < p.top_k; s++) {
+        if (ids[s] - p.first >= p.n_experts)
+            continue;
+        sum = begun ? fmaf(w[s], v[(size_t)s * out], sum) : w[s] * v[(size_t)s * out];
+        begun = 1;
+    }
     y[r * y_stride + c] = sum;
 }
 
@@ -462,7 +474,8 @@ void run_half(struct kg_team *team, const work &w, uint32_t type, enum form form
 /* By shape alone, for rows that the router spreads evenly. */
 struct how how_to(const struct kg_moe *m, uint32_t rows, enum kg_math math, int tensor)
 {
-    uint64_t mean = (uint64_t)rows * m->top_k / m->n_experts;
+    uint32_t routed = m->n_routed == 0 ? m->n_experts : m->n_routed;
+    uint64_t mean = (uint64_t)rows * m->top_k / routed;
     int f32 = m->gate[0].type == KG_W_F32 || m->down[0].type == KG_W_F32;
 
     if (math == KG_MATH_EXACT || !tensor)
@@ -488,8 +501,8 @@ void run_pass(struct kg_team *team, const struct kg_moe *m, work *w, uint32_t ro
         KG_RUN(team, moe_place, p.n_experts, PLACE_THREADS, p);
     run_half(team, *w, m->gate[0].type, how.form, n_tiles, 0);
     run_half(team, *w, m->down[0].type, how.form, n_tiles, 1);
-    KG_RUN(team, moe_sum, dim3((out + 127) / 128, rows), 128, m->y + (size_t)row0 * m->y_stride,
-           m->y_stride, m->weights + (size_t)row0 * m->top_k, w->result, m->top_k, out);
+    KG_RUN(team, moe_sum, dim3((out + 127) / 128, rows), 128, p, m->y + (size_t)row0 * m->y_stride,
+           m->y_stride, m->weights + (size_t)row0 * m->top_k, w->result, out);
 }
 
 /* Experts of one array. KG_EINVAL, kept: the first two differ in shape or overlap. */
@@ -532,6 +545,7 @@ void run_moe(struct kg_team *team, const struct kg_moe *m, enum kg_math math, in
                rows * m->top_k,
                m->top_k,
                m->n_experts,
+               m->first,
                how.rows};
         w.gate_y = plan.gate;
         w.up_y = plan.up;

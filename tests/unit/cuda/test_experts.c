@@ -226,22 +226,180 @@ static void fast_experts_have_the_bits_of_fast_products(void **state)
     rig_close(&r);
 }
 
-/* One recording, several choices of the router. */
+/* experts of all ranks; first and number of those here; in, ff, out, top_k, rows, rows of a pass */
+static const uint32_t deals[][9] = {
+    {8, 0, 3, 32, 64, 17, 3, 7, 7},         /* the first block */
+    {8, 3, 3, 64, 32, 33, 3, 9, 4},         /* one in the middle, in passes */
+    {8, 7, 1, 32, 32, 5, 2, 12, 12},        /* the last one alone */
+    {8, 8, 1, 32, 32, 40, 3, 5, 5},         /* a rank with padding only: no router picks it */
+    {33, 20, 13, 64, 32, 16, 4, 65, 65},    /* more rows than a tile has */
+    {9, 2, 1, 32, 160, 3, 1, 1, 1},         /* one row, which picks none */
+    {1100, 600, 500, 32, 32, 5, 16, 70, 70} /* more picks than one block places */
+};
+#define N_DEALS (sizeof(deals) / sizeof(deals[0]))
+
+/* Row r picks neighbours, so some rows have none here, some have one or more. */
+static void pick(uint64_t *s, const struct call *c, uint32_t n_all)
+{
+    uint32_t top_k = c->h.top_k;
+
+    for (uint32_t row = 0; row < c->h.rows; row++) {
+        uint32_t at = n_all == 9 ? 5 : (uint32_t)(rnd(s) % n_all);
+        for (uint32_t j = 0; j < top_k; j++)
+            c->ids[row * top_k + (row + j) % top_k] = (at + j) % n_all;
+    }
+}
+
+/* A call of deal z on the experts of l, whose number 0 has id `first`. */
+static struct call deal_call(struct rig *r, uint64_t *s, const struct layer *l, const uint32_t *z)
+{
+    struct call c = call_make(r, s, l, z[7], 1, z[8], 0);
+    size_t n = (size_t)z[7] * z[6];
+    uint64_t bytes = kg_moe_scratch_bytes(z[8], z[6], l->n, l->ff, l->out);
+
+    free(c.ids);
+    free(c.w);
+    free(c.h.scratch);
+    kg_cuda_free(r->cuda, (void *)(uintptr_t)c.d.ids);
+    kg_cuda_free(r->cuda, (void *)(uintptr_t)c.d.weights);
+    kg_cuda_free(r->cuda, c.d.scratch);
+    c.h.top_k = c.d.top_k = z[6];
+    c.h.first = c.d.first = z[1];
+    c.d.n_routed = z[0];
+    c.ids = take(n * sizeof(uint32_t));
+    c.w = random_f(s, n, 1);
+    pick(s, &c, z[0]);
+    c.h.ids = c.ids;
+    c.h.weights = c.w;
+    c.h.scratch = take(bytes);
+    c.h.scratch_bytes = c.d.scratch_bytes = bytes;
+    c.d.ids = dev_copy(r, c.ids, n * sizeof(uint32_t));
+    c.d.weights = dev_copy(r, c.w, n * sizeof(float));
+    c.d.scratch = dev_alloc(r, bytes);
+    kg_cuda_fill(r->cuda, c.d.scratch, 0xff, bytes); /* what nobody computed is a NaN */
+    return c;
+}
+
+static void each_deal(struct rig *r, uint32_t type, uint32_t down_type,
+                      void (*moe)(struct kg_team *team, const struct kg_moe *m))
+{
+    uint64_t s = 41;
+
+    for (size_t i = 0; i < N_DEALS; i++) {
+        const uint32_t *z = deals[i];
+        struct layer l = layer_make(r, &s, type, down_type, z[2], z[3], z[4], z[5]);
+        struct call c = deal_call(r, &s, &l, z);
+
+        r->ref->moe(NULL, &c.h);
+        moe(r->team, &c.d);
+        float *got = call_y(r, &c);
+        same_bits("experts of a rank", got, c.y, c.h.rows * c.h.y_stride);
+        free(got);
+        call_drop(r, &c);
+        layer_drop(r, &l);
+    }
+}
+
+static void experts_of_other_ranks_have_no_part_in_the_sum(void **state)
+{
+    (void)state;
+    for (uint32_t math = KG_MATH_EXACT; math <= KG_MATH_FAST; math++) {
+        struct rig r = rig_open(math, 0);
+        for (uint32_t type = KG_W_F32; type < KG_W_N_TYPES; type++)
+            each_deal(&r, type, type, math == KG_MATH_FAST ? kg_cuda_moe_plain : r.k->moe);
+        each_deal(&r, KG_W_MXFP4, KG_W_BF16, math == KG_MATH_FAST ? kg_cuda_moe_plain : r.k->moe);
+        rig_close(&r);
+    }
+}
+
+/* Of a row with n outputs: the picks that are here, each computed alone by all experts. */
+static void compose(float *want, const float *each, const struct call *c, uint32_t row,
+                    const uint32_t *z)
+{
+    uint32_t begun = 0;
+
+    memset(want, 0, z[5] * sizeof(*want));
+    for (uint32_t j = 0; j < z[6]; j++) {
+        const float *v = each + ((size_t)row * z[6] + j) * z[5];
+        float w = c->w[row * z[6] + j];
+        if (c->ids[row * z[6] + j] - z[1] >= z[2])
+            continue;
+        for (uint32_t o = 0; o < z[5]; o++)
+            want[o] = begun ? fmaf(w, v[o], want[o]) : w * v[o];
+        begun = 1;
+    }
+}
+
+/* On tensor cores: a rank's sum is that of its picks, as all experts in one place compute them. */
+static void fast_experts_of_a_rank_have_the_bits_of_all_experts(void **state)
+{
+    struct rig r = rig_open(KG_MATH_FAST, 0);
+    uint64_t s = 42;
+
+    (void)state;
+    for (uint32_t n = 0; n < 6; n++) {
+        const uint32_t z[9] = {7, 2, 3, 576, 64, 20, 3, n < 2 ? 1 : n < 4 ? 20 : 150, 150};
+        uint32_t type = n % 2 ? KG_W_MXFP4 : KG_W_BF16, all[9];
+        struct layer l = layer_make(&r, &s, type, type, z[0], z[3], z[4], z[5]), mine = l;
+        float *each = take_f((size_t)z[7] * z[6] * z[5]), *one = take_f(z[7]), want[20];
+
+        for (uint32_t i = 0; i < 3; i++) {
+            mine.host[i] += z[1];
+            mine.dev[i] += z[1];
+        }
+        mine.n = z[2];
+        struct call c = deal_call(&r, &s, &mine, z);
+        memcpy(all, z, sizeof(all));
+        all[1] = 0;
+        all[6] = 1;
+        struct call a = deal_call(&r, &s, &l, all);
+        for (uint32_t row = 0; row < z[7]; row++)
+            one[row] = 1;
+        kg_cuda_upload(r.cuda, (void *)(uintptr_t)a.d.x, c.x, c.h.rows * c.h.x_stride * 4);
+        kg_cuda_upload(r.cuda, (void *)(uintptr_t)a.d.weights, one, z[7] * sizeof(float));
+        for (uint32_t j = 0; j < z[6]; j++) {
+            for (uint32_t row = 0; row < z[7]; row++)
+                a.ids[row] = c.ids[row * z[6] + j];
+            kg_cuda_upload(r.cuda, (void *)(uintptr_t)a.d.ids, a.ids, z[7] * sizeof(uint32_t));
+            r.k->moe(r.team, &a.d);
+            float *y = call_y(&r, &a);
+            for (uint32_t row = 0; row < z[7]; row++)
+                memcpy(each + ((size_t)row * z[6] + j) * z[5], y + row * a.h.y_stride, z[5] * 4);
+            free(y);
+        }
+        r.k->moe(r.team, &c.d);
+        float *got = call_y(&r, &c);
+        for (uint32_t row = 0; row < z[7]; row++) {
+            compose(want, each, &c, row, z);
+            same_bits("row of a rank", got + row * c.h.y_stride, want, z[5]);
+        }
+        free(got);
+        free(each);
+        free(one);
+        call_drop(&r, &a);
+        call_drop(&r, &c);
+        layer_drop(&r, &l);
+    }
+    rig_close(&r);
+}
+
+/* One recording, several choices of the router; all experts, then those of a rank. */
 static void a_recorded_step_is_right_for_every_choice_of_the_router(void **state)
 {
-    struct rig r = rig_open(KG_MATH_EXACT, 1);
+    struct rig r = rig_open(KG_MATH_EXACT, 2);
     uint64_t s = 34;
     struct layer l = layer_make(&r, &s, KG_W_MXFP4, KG_W_MXFP4, 9, 32, 32, 10);
     struct call c = call_make(&r, &s, &l, 12, 3, 12, 0);
 
     (void)state;
-    for (uint32_t n = 0; n < 4; n++) {
+    for (uint32_t n = 0; n < 8; n++) {
+        c.h.first = c.d.first = n < 4 ? 0 : 5;
         for (uint32_t row = 0; row < 12; row++)
             for (uint32_t j = 0; j < 3; j++)
-                c.ids[row * 3 + j] = n == 0 ? j : (row * n + j * 2) % 9;
+                c.ids[row * 3 + j] = n % 4 == 0 ? j : (row * (n % 4) + j * 2) % 9;
         kg_cuda_upload(r.cuda, (void *)(uintptr_t)c.d.ids, c.ids, 36 * sizeof(uint32_t));
         rig_sync(&r);
-        kg_cuda_begin(r.cuda, 5, 0);
+        kg_cuda_begin(r.cuda, 5 + n / 4, 0);
         r.k->moe(r.team, &c.d);
         kg_cuda_end(r.cuda);
         r.ref->moe(NULL, &c.h);
@@ -334,6 +492,8 @@ int main(void)
         cmocka_unit_test(exact_experts_have_the_bits_of_plain_c),
         cmocka_unit_test(fast_experts_without_tensor_cores_have_the_bits_of_plain_c),
         cmocka_unit_test(fast_experts_have_the_bits_of_fast_products),
+        cmocka_unit_test(experts_of_other_ranks_have_no_part_in_the_sum),
+        cmocka_unit_test(fast_experts_of_a_rank_have_the_bits_of_all_experts),
         cmocka_unit_test(a_recorded_step_is_right_for_every_choice_of_the_router),
         cmocka_unit_test(experts_at_unequal_distances_are_an_error),
         cmocka_unit_test(the_router_picks_as_plain_c_with_ties_and_nan),
