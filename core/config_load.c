@@ -214,6 +214,7 @@ static void check_ranks(struct kg_config *c)
     const struct kg_plugin *exec = c->choices[KG_KIND_EXEC].ref.plugin;
     const struct kg_plugin *comm = c->choices[KG_KIND_COMM].ref.plugin;
     const char *where = where_of(c, "parallel", "tp");
+    int device = exec != NULL && (exec->caps & KG_EXEC_CAP_CUDA) != 0;
     uint32_t tp = c->conf.tp;
 
     if (tp > KG_MAX_RANKS)
@@ -224,8 +225,12 @@ static void check_ranks(struct kg_config *c)
     if (comm != NULL && strcmp(comm->name, "self") == 0)
         kg_config_blame(
             c, where, "[parallel] tp = %u: [plugins] comm = self serves one rank; try symmem", tp);
-    if (comm != NULL && (comm->caps & KG_COMM_CAP_HOST) == 0 && exec != NULL &&
-        strcmp(exec->name, "cuda") != 0)
+    else if (comm != NULL && device && (comm->caps & KG_COMM_CAP_CUDA) == 0)
+        kg_config_blame(c, where_of(c, "plugins", "comm"),
+                        "[plugins] comm = %s works on host memory, exec-%s computes on a device; "
+                        "try symmem with [comm-symmem] memory = cuda, or nccl",
+                        comm->name, exec->name);
+    if (comm != NULL && (comm->caps & KG_COMM_CAP_HOST) == 0 && exec != NULL && !device)
         kg_config_blame(c, where_of(c, "plugins", "comm"),
                         "[plugins] comm = %s works on device memory, exec-%s computes on the host; "
                         "try symmem",

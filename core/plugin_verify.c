@@ -131,6 +131,7 @@ static const struct cap_row exec_caps[] = {{KG_EXEC_CAP_INVARIANT_BATCH, "invari
                                            {KG_EXEC_CAP_VIEWS, "views"},
                                            {KG_EXEC_CAP_NO_BYTES, "no-bytes"},
                                            {KG_EXEC_CAP_RANKS, "ranks"},
+                                           {KG_EXEC_CAP_CUDA, "cuda"},
                                            {0}};
 static const struct cap_row tier_caps[] = {{0}};
 

@@ -22,7 +22,7 @@ static int open_comm(struct kg_stack *s, struct kg_boot *boot, struct kg_comm **
 {
     const struct kg_choice *c = kg_config_choice(s->config, KG_KIND_COMM);
     const struct kg_comm_ops *ops = c->ref.plugin->ops;
-    const char *exec = kg_config_choice(s->config, KG_KIND_EXEC)->ref.plugin->name;
+    uint64_t caps = kg_config_choice(s->config, KG_KIND_EXEC)->ref.plugin->caps;
     const struct kg_comm_open args = {.size = sizeof(args),
                                       .rank = boot->rank,
                                       .world = boot->world,
@@ -31,8 +31,8 @@ static int open_comm(struct kg_stack *s, struct kg_boot *boot, struct kg_comm **
                                       .n_channels = CHANNELS,
                                       .device = boot->rank,
                                       .timeout_ns = s->conf->rank_timeout_ms * KG_NS_PER_MS,
-                                      .memory = strcmp(exec, "cuda") == 0 ? KG_COMM_CAP_CUDA
-                                                                          : KG_COMM_CAP_HOST};
+                                      .memory = caps & KG_EXEC_CAP_CUDA ? KG_COMM_CAP_CUDA
+                                                                        : KG_COMM_CAP_HOST};
 
     return ops->open(&s->hosts[KG_KIND_COMM]->host, c->conf, &args, comm, err);
 }

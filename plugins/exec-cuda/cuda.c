@@ -46,7 +46,9 @@ static const struct kg_opt options[] = {
     {NULL, 0, 0, 0, NULL, 0, 0, NULL, NULL},
 };
 
-#define CUDA_CAPS (KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS | KG_EXEC_CAP_ASYNC)
+#define CUDA_CAPS                                                                      \
+    (KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS | KG_EXEC_CAP_ASYNC | \
+     KG_EXEC_CAP_CUDA)
 /* Of exact math, which is compared with exec-cpu to the bit. Fast claims none before it was shown.
  */
 #define CUDA_INVARIANT \

@@ -28,7 +28,7 @@
 #include <kedge/pool.h>
 
 #define KG_EXEC_MAJOR 1
-#define KG_EXEC_MINOR 3
+#define KG_EXEC_MINOR 4
 
 /* Capability bits. The first three are the promise of core/docs/architecture.md. */
 #define KG_EXEC_CAP_INVARIANT_BATCH 1ull /* bits do not depend on the batch */
@@ -42,6 +42,9 @@
 #define KG_EXEC_CAP_VIEWS 256ull         /* views() exists */
 #define KG_EXEC_CAP_NO_BYTES 512ull      /* units hold nothing: bytes written are not read back */
 #define KG_EXEC_CAP_RANKS 1024ull        /* works with world > 1, as one rank of several */
+/* Computes in device memory: the comm of its ranks must have KG_COMM_CAP_CUDA, and rank r takes
+ * device r. Without the bit it computes in host memory. Since minor 4. */
+#define KG_EXEC_CAP_CUDA 2048ull
 
 struct kg_exec; /* one instance; private to the plugin */
 

@@ -179,6 +179,31 @@ def collectives_of_device_memory_are_refused_to_a_backend_of_the_host():
 
 
 @case
+def a_backend_computes_where_it_says_whatever_its_name():
+    place = os.path.join(os.path.dirname(FIXTURES), "config", "exec-%s.so")
+    two = ["--set", "parallel.tp=2", "--set", "model.path=/nowhere", "--set"]
+    symmem = ["plugins.comm=symmem", "--set"]
+    r = run("check", *two, *symmem, "plugins.exec=" + place % "device")
+    assert "[comm-symmem] memory = host: the backend computes in device memory" in r.stderr, r.stderr
+    r = run("check", *two, *symmem, "plugins.exec=" + place % "cuda")
+    assert "exec-cuda was opened" in r.stderr, r.stderr
+    r = run("check", *two, *symmem, "comm-symmem.memory=cuda", "--set", "plugins.exec=" + place % "cuda")
+    assert "[comm-symmem] memory = cuda: the backend computes in host memory" in r.stderr, r.stderr
+    if "comm   nccl" in run("plugins").stdout:
+        nccl = ["plugins.comm=nccl", "--set"]
+        r = run("check", *two, *nccl, "plugins.exec=" + place % "cuda")
+        assert "comm = nccl works on device memory, exec-cuda computes on the host" in r.stderr, r.stderr
+        r = run("check", *two, *nccl, "plugins.exec=" + place % "device")
+        assert "computes on the host" not in r.stderr, r.stderr
+    fake = os.path.join(os.path.dirname(FIXTURES), "../conformance/comm/comm-fake.so")
+    if not os.path.exists(fake):
+        return  # not built
+    r = run("check", *two, "plugins.comm=" + fake, "--set", "plugins.exec=" + place % "device")
+    equal(r.returncode, 2)
+    assert "comm = fake works on host memory, exec-device computes on a device; try" in r.stderr, r.stderr
+
+
+@case
 def device_memory_is_refused_to_a_backend_of_the_host():
     r = run("check", *NULL, "--set", "parallel.tp=2", "--set", "plugins.comm=symmem",
             "--set", "comm-symmem.memory=cuda")
