@@ -435,6 +435,7 @@ int main(int argc, char **argv)
     };
     const struct CMUnitTest of_several[] = {T(a_dead_rank_is_an_error_on_every_other)};
     struct kg_plugin_ref ref;
+    struct kg_arena options;
     struct kg_error err = {0};
 
     if (argc < 3 || kg_plugin_load("", KG_KIND_COMM, argv[1], &ref, &err) != KG_OK) {
@@ -445,8 +446,9 @@ int main(int argc, char **argv)
     rig = (struct rig){.plugin = ref.plugin,
                        .world = (uint32_t)strtoul(argv[2], NULL, 10),
                        .timeout_ns = 20 * KG_NS_PER_S};
+    kg_arena_init(&options, 0, 0);
     if (argc > 3)
-        rig.conf = comm_conf(ref.plugin, argv + 3, argc - 3, &err);
+        rig.conf = comm_conf(ref.plugin, &options, argv + 3, argc - 3, &err);
     if (rig.world < 1 || rig.world > RIG_WORLD || (argc > 3 && rig.conf == NULL)) {
         (void)fprintf(stderr, "comm_test: %s\n", err.text);
         return 2;
@@ -457,5 +459,6 @@ int main(int argc, char **argv)
     rc = cmocka_run_group_tests(tests, NULL, NULL);
     if (rig.world > 1) /* a dead rank is noticed by another */
         rc += cmocka_run_group_tests(of_several, NULL, NULL);
+    kg_arena_fini(&options);
     return rc;
 }

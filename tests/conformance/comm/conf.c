@@ -1,20 +1,17 @@
 #include "conf.h"
 
-#include "base/arena.h"
 #include "opt.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-void *comm_conf(const struct kg_plugin *plugin, char *const *words, int n, struct kg_error *what)
+void *comm_conf(const struct kg_plugin *plugin, struct kg_arena *a, char *const *words, int n,
+                struct kg_error *what)
 {
-    struct kg_arena strings;
-    void *conf = calloc(1, plugin->conf_size + 1);
+    void *conf = kg_arena_zalloc(a, 1, plugin->conf_size + 1);
     int rc = conf == NULL ? KG_ENOMEM : KG_OK;
 
-    kg_arena_init(&strings, 4096, 1 << 20); /* never given back: the strings are used */
     if (rc == KG_OK && plugin->opts != NULL)
-        rc = kg_opt_defaults(plugin->opts, conf, &strings, what);
+        rc = kg_opt_defaults(plugin->opts, conf, a, what);
     for (int i = 0; i < n && rc == KG_OK; i++) {
         char key[64];
         const char *value = strchr(words[i], '=');
@@ -23,10 +20,7 @@ void *comm_conf(const struct kg_plugin *plugin, char *const *words, int n, struc
         (void)snprintf(key, sizeof(key), "%.*s", (int)(value - words[i]), words[i]);
         const struct kg_opt *row = plugin->opts != NULL ? kg_opt_find(plugin->opts, key) : NULL;
         rc = row == NULL ? kg_fail(what, KG_EINVAL, "comm-%s has no option %s", plugin->name, key)
-                         : kg_opt_parse(row, value + 1, conf, &strings, what);
+                         : kg_opt_parse(row, value + 1, conf, a, what);
     }
-    if (rc == KG_OK)
-        return conf;
-    free(conf);
-    return NULL;
+    return rc == KG_OK ? conf : NULL;
 }

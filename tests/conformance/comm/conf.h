@@ -4,9 +4,12 @@
 
 #include <kedge/abi.h>
 
+#include "base/arena.h"
+
 /* The plugin's option struct with its defaults, then each KEY=VALUE of words[n]; other words are
- * left alone. From calloc, with strings that live as long as the program. NULL when a word is no
- * option or no value for it; *what is then why. */
-void *comm_conf(const struct kg_plugin *plugin, char *const *words, int n, struct kg_error *what);
+ * left alone. It and its strings live in *a, which the caller has initialised. NULL when a word is
+ * no option or no value for it; *what is then why. */
+void *comm_conf(const struct kg_plugin *plugin, struct kg_arena *a, char *const *words, int n,
+                struct kg_error *what);
 
 #endif

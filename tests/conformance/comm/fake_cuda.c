@@ -2,9 +2,8 @@
 
 #include "../../../plugins/comm-symmem/cuda_args.h"
 #include "../../emu/emu.h"
+#include "fake_driver.h"
 
-#include <cuda.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,19 +15,14 @@
 #define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)0)
 #endif
 
-#define FAKE __attribute__((visibility("default")))
 #define QUEUE 64
 
 FAKE extern struct fake_cuda_plan fake_cuda_plan;
-struct fake_cuda_plan fake_cuda_plan = {.devices = FAKE_DEVICES};
+struct fake_cuda_plan fake_cuda_plan;
 #define plan fake_cuda_plan
 
 /* The kernels, built for the emulator. */
 void symm_emulate(int staged, unsigned blocks, unsigned threads, const struct symm_cuda_args *a);
-
-struct CUctx_st {
-    int ordinal;
-};
 
 struct handle {
     int fd;
@@ -45,63 +39,20 @@ struct task {
     size_t bytes;
 };
 
-struct CUstream_st {
-    atomic_uint refs; /* the caller's, and of events recorded in it */
-    _Atomic uint64_t given, done;
+struct stream {
+    struct CUstream_st base;
     pthread_t thread;
-    pthread_mutex_t lock;
     pthread_cond_t change;
     struct task queue[QUEUE];
     uint32_t from, n;
     int ending;
 };
 
-struct CUevent_st {
-    struct CUstream_st *stream;
-    uint64_t behind;
-};
-
-static struct CUctx_st contexts[FAKE_DEVICES] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
-static _Thread_local int current = -1;
-
-static int fails(void)
-{
-    if (atomic_load(&plan.fails) == 0 || atomic_load(&plan.fail_rank) != current)
-        return 0;
-    return atomic_fetch_sub(&plan.fails, 1) == 1;
-}
-
 static CUresult rule(int kept)
 {
     if (!kept)
         atomic_fetch_add(&plan.faults, 1);
     return kept ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-FAKE CUresult cuInit(unsigned int flags)
-{
-    (void)flags;
-    return (CUresult)atomic_load(&plan.init_result);
-}
-
-FAKE CUresult cuGetErrorString(CUresult e, const char **text)
-{
-    *text = e == CUDA_ERROR_NO_DEVICE       ? "no CUDA-capable device is detected"
-            : e == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory"
-                                            : "some error";
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuDeviceGetCount(int *n)
-{
-    *n = atomic_load(&plan.devices);
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuDeviceGet(CUdevice *device, int ordinal)
-{
-    *device = ordinal;
-    return CUDA_SUCCESS;
 }
 
 FAKE CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute what, CUdevice device)
@@ -112,29 +63,9 @@ FAKE CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute what, CUdevice
     return CUDA_SUCCESS;
 }
 
-FAKE CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
-{
-    *context = &contexts[device];
-    atomic_fetch_add(&plan.contexts, 1);
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
-{
-    (void)device;
-    atomic_fetch_sub(&plan.contexts, 1);
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuCtxSetCurrent(CUcontext context)
-{
-    current = context->ordinal;
-    return CUDA_SUCCESS;
-}
-
 FAKE CUresult cuCtxSynchronize(void)
 {
-    return fails() ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    return fake_fails() ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 /* --- memory --- */
@@ -144,8 +75,9 @@ FAKE CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocation
 {
     (void)what;
     *bytes = FAKE_GRANULARITY;
-    return fails() ? CUDA_ERROR_OUT_OF_MEMORY
-                   : rule(prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    return fake_fails()
+               ? CUDA_ERROR_OUT_OF_MEMORY
+               : rule(prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
 static struct handle *new_handle(int fd, size_t bytes)
@@ -162,10 +94,10 @@ static struct handle *new_handle(int fd, size_t bytes)
 FAKE CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
                           const CUmemAllocationProp *prop, unsigned long long flags)
 {
-    if (fails())
+    if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (rule(bytes > 0 && bytes % FAKE_GRANULARITY == 0 && flags == 0 &&
-             prop->type == CU_MEM_ALLOCATION_TYPE_PINNED && prop->location.id == current))
+             prop->type == CU_MEM_ALLOCATION_TYPE_PINNED && prop->location.id == fake_current()))
         return CUDA_ERROR_INVALID_VALUE;
     int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
@@ -189,7 +121,7 @@ FAKE CUresult cuMemExportToShareableHandle(void *fd, CUmemGenericAllocationHandl
 {
     const struct handle *h = (const struct handle *)(uintptr_t)handle;
 
-    if (fails())
+    if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
     *(int *)fd = dup(h->fd);
     return rule(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0);
@@ -201,7 +133,7 @@ FAKE CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handl
     int mine = dup((int)(intptr_t)fd);
     off_t bytes = lseek(mine, 0, SEEK_END);
 
-    if (fails() || rule(mine >= 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
+    if (fake_fails() || rule(mine >= 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
         (void)close(mine);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -212,7 +144,7 @@ FAKE CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handl
 FAKE CUresult cuMemAddressReserve(CUdeviceptr *p, size_t bytes, size_t align, CUdeviceptr at,
                                   unsigned long long flags)
 {
-    if (fails())
+    if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (rule(bytes % FAKE_GRANULARITY == 0 && align == 0 && at == 0 && flags == 0))
         return CUDA_ERROR_INVALID_VALUE;
@@ -237,7 +169,7 @@ FAKE CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset,
 {
     const struct handle *h = (const struct handle *)(uintptr_t)handle;
 
-    if (fails())
+    if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (rule(bytes == h->bytes && offset == 0 && flags == 0))
         return CUDA_ERROR_INVALID_VALUE;
@@ -257,9 +189,9 @@ FAKE CUresult cuMemUnmap(CUdeviceptr p, size_t bytes)
 
 FAKE CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemAccessDesc *desc, size_t n)
 {
-    if (fails())
+    if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (rule(n == 1 && desc->location.id == current &&
+    if (rule(n == 1 && desc->location.id == fake_current() &&
              desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE))
         return CUDA_ERROR_INVALID_VALUE;
     return rule(mprotect((void *)(uintptr_t)p, bytes, PROT_READ | PROT_WRITE) == 0);
@@ -267,7 +199,7 @@ FAKE CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemAccessDesc 
 
 FAKE CUresult cuMemsetD8_v2(CUdeviceptr p, unsigned char value, size_t bytes)
 {
-    if (fails())
+    if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
     memset((void *)(uintptr_t)p, value, bytes);
     return CUDA_SUCCESS;
@@ -275,7 +207,7 @@ FAKE CUresult cuMemsetD8_v2(CUdeviceptr p, unsigned char value, size_t bytes)
 
 FAKE CUresult cuMemHostAlloc(void **p, size_t bytes, unsigned int flags)
 {
-    if (fails())
+    if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
     *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
     atomic_fetch_add(&plan.hosts, 1);
@@ -292,7 +224,7 @@ FAKE CUresult cuMemFreeHost(void *p)
 FAKE CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, unsigned int flags)
 {
     *device = (CUdeviceptr)(uintptr_t)host;
-    return fails() ? CUDA_ERROR_OUT_OF_MEMORY : rule(flags == 0);
+    return fake_fails() ? CUDA_ERROR_OUT_OF_MEMORY : rule(flags == 0);
 }
 
 /* --- kernels --- */
@@ -301,7 +233,7 @@ FAKE CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
     uint32_t magic;
 
-    if (fails())
+    if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
     memcpy(&magic, image, sizeof(magic));
     *module = (CUmodule)(uintptr_t)1;
@@ -319,7 +251,7 @@ FAKE CUresult cuModuleUnload(CUmodule module)
 FAKE CUresult cuModuleGetFunction(CUfunction *f, CUmodule module, const char *name)
 {
     (void)module;
-    if (fails())
+    if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
     *f = (CUfunction)(uintptr_t)(strcmp(name, "symm_push") == 0 ? 1 : 2);
     return rule(strcmp(name, "symm_push") == 0 || strcmp(name, "symm_staged") == 0);
@@ -341,36 +273,38 @@ static void perform(const struct task *t)
 
 static void *work(void *arg)
 {
-    struct CUstream_st *s = arg;
+    struct stream *s = arg;
 
-    (void)pthread_mutex_lock(&s->lock);
+    (void)pthread_mutex_lock(&s->base.lock);
     for (;;) {
         while (s->n == 0 && !s->ending)
-            (void)pthread_cond_wait(&s->change, &s->lock);
+            (void)pthread_cond_wait(&s->change, &s->base.lock);
         if (s->n == 0)
             break;
         struct task t = s->queue[s->from];
         s->from = (s->from + 1) % QUEUE;
         s->n--;
-        (void)pthread_mutex_unlock(&s->lock);
+        (void)pthread_mutex_unlock(&s->base.lock);
         perform(&t);
-        atomic_fetch_add(&s->done, 1);
-        (void)pthread_mutex_lock(&s->lock);
+        atomic_fetch_add(&s->base.done, 1);
+        (void)pthread_mutex_lock(&s->base.lock);
         (void)pthread_cond_broadcast(&s->change);
     }
-    (void)pthread_mutex_unlock(&s->lock);
+    (void)pthread_mutex_unlock(&s->base.lock);
     return NULL;
 }
 
-static void give(struct CUstream_st *s, const struct task *t)
+static void give(CUstream stream, const struct task *t)
 {
-    (void)pthread_mutex_lock(&s->lock);
+    struct stream *s = (struct stream *)stream;
+
+    (void)pthread_mutex_lock(&s->base.lock);
     while (s->n == QUEUE)
-        (void)pthread_cond_wait(&s->change, &s->lock);
+        (void)pthread_cond_wait(&s->change, &s->base.lock);
     s->queue[(s->from + s->n++) % QUEUE] = *t;
-    atomic_fetch_add(&s->given, 1);
+    atomic_fetch_add(&s->base.given, 1);
     (void)pthread_cond_broadcast(&s->change);
-    (void)pthread_mutex_unlock(&s->lock);
+    (void)pthread_mutex_unlock(&s->base.lock);
 }
 
 FAKE CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
@@ -380,18 +314,12 @@ FAKE CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, uns
     struct task t = {.kernel = (int)(uintptr_t)f,
                      .blocks = gx,
                      .threads = bx,
-                     .stuck = atomic_exchange(&plan.stuck[current], 0)};
+                     .stuck = atomic_exchange(&fake_driver_plan.stuck[fake_current()], 0)};
 
     if (rule(gy == 1 && gz == 1 && by == 1 && bz == 1 && shared == 0 && extra == NULL))
         return CUDA_ERROR_INVALID_VALUE;
     memcpy(&t.args, args[0], sizeof(t.args));
     give(stream, &t);
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes)
-{
-    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
     return CUDA_SUCCESS;
 }
 
@@ -403,87 +331,40 @@ FAKE CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUs
     return CUDA_SUCCESS;
 }
 
-/* --- streams and events --- */
+/* --- streams --- */
 
 FAKE CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 {
-    struct CUstream_st *s = fails() ? NULL : calloc(1, sizeof(*s));
+    struct stream *s = fake_stream_new(sizeof(*s));
 
     (void)flags;
     if (s == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    (void)pthread_mutex_init(&s->lock, NULL);
     (void)pthread_cond_init(&s->change, NULL);
     if (pthread_create(&s->thread, NULL, work, s) != 0)
         abort();
-    atomic_store(&s->refs, 1);
-    atomic_fetch_add(&plan.streams, 1);
-    *stream = s;
+    *stream = &s->base;
     return CUDA_SUCCESS;
-}
-
-static void unref(struct CUstream_st *s)
-{
-    if (s != NULL && atomic_fetch_sub(&s->refs, 1) == 1)
-        free(s);
 }
 
 FAKE CUresult cuStreamDestroy_v2(CUstream stream)
 {
-    (void)pthread_mutex_lock(&stream->lock);
-    stream->ending = 1;
-    (void)pthread_cond_broadcast(&stream->change);
-    (void)pthread_mutex_unlock(&stream->lock);
-    (void)pthread_join(stream->thread, NULL);
-    (void)pthread_cond_destroy(&stream->change);
-    (void)pthread_mutex_destroy(&stream->lock);
-    unref(stream);
-    atomic_fetch_sub(&plan.streams, 1);
+    struct stream *s = (struct stream *)stream;
+
+    (void)pthread_mutex_lock(&s->base.lock);
+    s->ending = 1;
+    (void)pthread_cond_broadcast(&s->change);
+    (void)pthread_mutex_unlock(&s->base.lock);
+    (void)pthread_join(s->thread, NULL);
+    (void)pthread_cond_destroy(&s->change);
+    fake_stream_unref(stream);
+    atomic_fetch_sub(&fake_driver_plan.streams, 1);
     return CUDA_SUCCESS;
 }
 
-FAKE CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+/* A kernel that broke a rule of the emulator is an error of everything behind it. */
+CUresult fake_look(struct CUstream_st *s)
 {
-    (void)stream;
-    *status = atomic_load(&plan.capturing) ? CU_STREAM_CAPTURE_STATUS_ACTIVE
-                                           : CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuEventCreate(CUevent *event, unsigned int flags)
-{
-    struct CUevent_st *e = fails() ? NULL : calloc(1, sizeof(*e));
-
-    (void)flags;
-    if (e == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    atomic_fetch_add(&plan.events, 1);
-    *event = e;
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuEventDestroy_v2(CUevent event)
-{
-    unref(event->stream);
-    free(event);
-    atomic_fetch_sub(&plan.events, 1);
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuEventRecord(CUevent event, CUstream stream)
-{
-    atomic_fetch_add(&stream->refs, 1);
-    unref(event->stream);
-    event->stream = stream;
-    event->behind = atomic_load(&stream->given);
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuEventQuery(CUevent event)
-{
-    if (kg_emu_fault()[0] != '\0')
-        return CUDA_ERROR_LAUNCH_FAILED;
-    return event->stream == NULL || atomic_load(&event->stream->done) >= event->behind
-               ? CUDA_SUCCESS
-               : CUDA_ERROR_NOT_READY;
+    (void)s;
+    return kg_emu_fault()[0] != '\0' ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS;
 }

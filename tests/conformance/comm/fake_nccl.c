@@ -1,9 +1,9 @@
 #include "fake_nccl.h"
 
-#include <cuda.h>
+#include "fake_driver.h"
+
 #include <fcntl.h>
 #include <nccl.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -12,7 +12,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define FAKE __attribute__((visibility("default")))
 #define STAGE (4u << 20)
 #define BOX (STAGE / FAKE_RANKS)
 #define QUEUE 64
@@ -20,14 +19,10 @@
 #define BUSY_LOOKS 3 /* how often a communicator says "in progress" after it was told something */
 
 FAKE extern struct fake_plan fake_nccl_plan;
-struct fake_plan fake_nccl_plan = {.version = NCCL_VERSION_CODE, .devices = FAKE_RANKS};
+struct fake_plan fake_nccl_plan = {.version = NCCL_VERSION_CODE};
 #define plan fake_nccl_plan
 
 /* --- the driver --- */
-
-struct CUctx_st {
-    int ordinal;
-};
 
 struct copy {
     void *to;
@@ -36,55 +31,11 @@ struct copy {
     uint64_t behind; /* this many operations of the stream */
 };
 
-struct CUstream_st {
-    atomic_uint refs; /* the caller's, and one of each task that was given and is not done */
-    _Atomic uint64_t given, done; /* operations */
-    pthread_mutex_t lock;
+struct stream {
+    struct CUstream_st base;    /* each task that was given and is not done has a reference too */
     struct copy copies[COPIES]; /* that wait for operations before them */
     int n_copies;
 };
-
-struct CUevent_st {
-    struct CUstream_st *stream;
-    uint64_t behind;
-};
-
-static struct CUctx_st contexts[FAKE_RANKS] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
-static _Thread_local int current = -1;
-
-/* Every call that takes something goes through here. */
-static int fails(void)
-{
-    if (atomic_load(&plan.cuda_fails) == 0 || atomic_load(&plan.cuda_rank) != current)
-        return 0;
-    return atomic_fetch_sub(&plan.cuda_fails, 1) == 1;
-}
-
-FAKE CUresult cuInit(unsigned int flags)
-{
-    (void)flags;
-    return (CUresult)atomic_load(&plan.init_result);
-}
-
-FAKE CUresult cuGetErrorString(CUresult e, const char **text)
-{
-    *text = e == CUDA_ERROR_NO_DEVICE       ? "no CUDA-capable device is detected"
-            : e == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory"
-                                            : "some error";
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuDeviceGetCount(int *n)
-{
-    *n = atomic_load(&plan.devices);
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuDeviceGet(CUdevice *device, int ordinal)
-{
-    *device = ordinal;
-    return CUDA_SUCCESS;
-}
 
 FAKE CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 {
@@ -93,29 +44,9 @@ FAKE CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-FAKE CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
-{
-    *context = &contexts[device];
-    atomic_fetch_add(&plan.contexts, 1);
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
-{
-    (void)device;
-    atomic_fetch_sub(&plan.contexts, 1);
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuCtxSetCurrent(CUcontext context)
-{
-    current = context->ordinal;
-    return CUDA_SUCCESS;
-}
-
 FAKE CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t bytes)
 {
-    void *m = fails() ? NULL : aligned_alloc(512, (bytes + 511) / 512 * 512);
+    void *m = fake_fails() ? NULL : fake_taken(aligned_alloc(512, (bytes + 511) / 512 * 512));
 
     if (m == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -148,75 +79,33 @@ FAKE CUresult cuMemFreeHost(void *p)
 
 FAKE CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 {
-    struct CUstream_st *s = fails() ? NULL : calloc(1, sizeof(*s));
+    struct stream *s = fake_stream_new(sizeof(*s));
 
     (void)flags;
     if (s == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    (void)pthread_mutex_init(&s->lock, NULL);
-    atomic_store(&s->refs, 1);
-    atomic_fetch_add(&plan.streams, 1);
-    *stream = s;
+    *stream = &s->base;
     return CUDA_SUCCESS;
-}
-
-static void unref(struct CUstream_st *s)
-{
-    if (atomic_fetch_sub(&s->refs, 1) != 1)
-        return;
-    (void)pthread_mutex_destroy(&s->lock);
-    free(s);
 }
 
 /* Returns at once; what the stream still runs ends by itself. */
 FAKE CUresult cuStreamDestroy_v2(CUstream stream)
 {
-    unref(stream);
-    atomic_fetch_sub(&plan.streams, 1);
+    fake_stream_unref(stream);
+    atomic_fetch_sub(&fake_driver_plan.streams, 1);
     return CUDA_SUCCESS;
 }
 
-FAKE CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+/* Does the copies whose time has come. */
+CUresult fake_look(struct CUstream_st *stream)
 {
-    (void)stream;
-    *status = atomic_load(&plan.capturing) ? CU_STREAM_CAPTURE_STATUS_ACTIVE
-                                           : CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuEventCreate(CUevent *event, unsigned int flags)
-{
-    struct CUevent_st *e = fails() ? NULL : calloc(1, sizeof(*e));
-
-    (void)flags;
-    if (e == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    atomic_fetch_add(&plan.events, 1);
-    *event = e;
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuEventDestroy_v2(CUevent event)
-{
-    free(event);
-    atomic_fetch_sub(&plan.events, 1);
-    return CUDA_SUCCESS;
-}
-
-FAKE CUresult cuEventRecord(CUevent event, CUstream stream)
-{
-    event->stream = stream;
-    event->behind = atomic_load(&stream->given);
-    return CUDA_SUCCESS;
-}
-
-/* Copies whose time has come. */
-static void copy_now(struct CUstream_st *s)
-{
-    uint64_t done = atomic_load(&s->done);
+    struct stream *s = (struct stream *)stream;
     int left = 0;
 
-    (void)pthread_mutex_lock(&s->lock);
+    if (s == NULL)
+        return CUDA_SUCCESS;
+    uint64_t done = atomic_load(&stream->done);
+    (void)pthread_mutex_lock(&stream->lock);
     for (int i = 0; i < s->n_copies; i++) {
         if (s->copies[i].behind <= done)
             memcpy(s->copies[i].to, s->copies[i].from, s->copies[i].bytes);
@@ -224,33 +113,21 @@ static void copy_now(struct CUstream_st *s)
             s->copies[left++] = s->copies[i];
     }
     s->n_copies = left;
-    (void)pthread_mutex_unlock(&s->lock);
-}
-
-FAKE CUresult cuEventQuery(CUevent event)
-{
-    if (event->stream == NULL)
-        return CUDA_SUCCESS;
-    copy_now(event->stream);
-    return atomic_load(&event->stream->done) >= event->behind ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-}
-
-FAKE CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes)
-{
-    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    (void)pthread_mutex_unlock(&stream->lock);
     return CUDA_SUCCESS;
 }
 
 FAKE CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
+    struct stream *s = (struct stream *)stream;
     struct copy c = {to, (const void *)(uintptr_t)from, bytes, atomic_load(&stream->given)};
 
     (void)pthread_mutex_lock(&stream->lock);
-    int room = stream->n_copies < COPIES;
+    int room = s->n_copies < COPIES;
     if (room)
-        stream->copies[stream->n_copies++] = c;
+        s->copies[s->n_copies++] = c;
     (void)pthread_mutex_unlock(&stream->lock);
-    copy_now(stream);
+    (void)fake_look(stream);
     return room ? CUDA_SUCCESS : CUDA_ERROR_LAUNCH_FAILED;
 }
 
@@ -487,7 +364,7 @@ static void *work(void *arg)
         if (!atomic_load(&c->aborted))
             perform(c, &t);
         atomic_fetch_add(&t.stream->done, 1);
-        unref(t.stream);
+        fake_stream_unref(t.stream);
         (void)pthread_mutex_lock(&c->lock);
         c->at_work = 0;
     }
@@ -502,7 +379,7 @@ static ncclResult_t give(struct ncclComm *c, struct task *t)
     if (error != 0)
         return (ncclResult_t)error;
     t->error = atomic_exchange(&plan.async_error[c->rank], 0);
-    t->stuck = atomic_exchange(&plan.stuck[c->rank], 0);
+    t->stuck = atomic_exchange(&fake_driver_plan.stuck[c->rank], 0);
     (void)pthread_mutex_lock(&c->lock);
     int room = c->n < QUEUE;
     if (room) {

@@ -4,17 +4,12 @@
  * what happened, in time, on every rank.
  * usage: nccl_test PLUGIN FAKE
  */
-#include "conf.h"
 #include "fake_nccl.h"
-#include "plugin.h"
-#include "rig.h"
-
-#include "base/clock.h"
+#include "faults.h"
 
 #include "../../../plugins/comm-nccl/gates.h"
 
-#include <dlfcn.h>
-#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -23,101 +18,57 @@
 #include <cmocka.h>
 
 #define WORLD 3
-#define SOON_NS (5 * KG_NS_PER_S) /* far from any deadline of a hang, near for a busy machine */
 
-static const struct kg_plugin *plugin;
 static struct fake_plan *fake;
-static const char *fake_path;
-static struct {
-    int rc;
-    struct kg_error err;
-} said[RIG_WORLD];
+static struct fake_driver_plan *driver;
 
 /* Everything well, and nothing held. */
 static int reset(void **state)
 {
     (void)state;
+    faults_reset();
     for (int r = 0; r < FAKE_RANKS; r++) {
         atomic_store(&fake->call_error[r], 0);
         atomic_store(&fake->async_error[r], 0);
-        atomic_store(&fake->stuck[r], 0);
         atomic_store(&fake->init_error[r], 0);
         atomic_store(&fake->init_hangs[r], 0);
         atomic_store(&fake->abort_hangs[r], 0);
         atomic_store(&fake->finalize_hangs[r], 0);
     }
     atomic_store(&fake->version, 22809);
-    atomic_store(&fake->devices, FAKE_RANKS);
-    atomic_store(&fake->init_result, 0);
     atomic_store(&fake->one_gpu, 0);
     atomic_store(&fake->no_window, 0);
-    atomic_store(&fake->capturing, 0);
-    atomic_store(&fake->cuda_fails, 0);
     return 0;
 }
 
 static void nothing_is_held(void)
 {
     assert_int_equal(atomic_load(&fake->comms), 0);
-    assert_int_equal(atomic_load(&fake->streams), 0);
-    assert_int_equal(atomic_load(&fake->events), 0);
     assert_int_equal(atomic_load(&fake->allocations), 0);
-    assert_int_equal(atomic_load(&fake->contexts), 0);
-}
-
-static void note(struct rank *r, int rc, const struct kg_error *err)
-{
-    said[r->rank].rc = rc;
-    said[r->rank].err = *err;
+    faults_nothing_is_held();
 }
 
 /* Runs a case with the fake, or what `words` say instead. */
-static int run_with(uint32_t world, rig_case *run, uint64_t timeout_ns, uint32_t absent,
-                    char *const *words, int n)
+static void run_with(uint32_t world, rig_case *run, uint64_t timeout_ns, uint32_t absent,
+                     char *const *words, int n)
 {
-    char library[600], driver[600], fault[300];
-    char *all[8] = {library, driver};
-    struct kg_error err = {0};
+    char library[600], path[600], *all[] = {library, path};
 
-    (void)snprintf(library, sizeof(library), "library=%s", fake_path);
-    (void)snprintf(driver, sizeof(driver), "driver=%s", fake_path);
-    for (int i = 0; i < n; i++)
-        all[2 + i] = words[i];
-    void *conf = comm_conf(plugin, all, 2 + n, &err);
-    assert_non_null(conf);
-    const struct rig rig = {.plugin = plugin,
-                            .world = world,
-                            .timeout_ns = timeout_ns,
-                            .conf = conf,
-                            .refused = note,
-                            .absent = absent};
-    memset(said, 0, sizeof(said));
-    int ok = rig_run(&rig, run, fault);
-    free(conf);
-    if (!ok)
-        fail_msg("%s", fault);
-    return ok;
+    (void)snprintf(library, sizeof(library), "library=%s", faults.fake_path);
+    (void)snprintf(path, sizeof(path), "driver=%s", faults.fake_path);
+    faults_run(&(struct faults_run){world, run, timeout_ns, absent, words, n}, all, 2);
 }
 
-static void open_only(struct rank *r)
-{
-    (void)r;
-}
-
-/* Every rank was refused with this code and these words. */
+/* Every rank was refused with this code and these words, and holds nothing. */
 static void refused(uint32_t world, int rc, const char *words)
 {
-    for (uint32_t r = 0; r < world; r++) {
-        if (said[r].rc != rc || strstr(said[r].err.text, words) == NULL)
-            fail_msg("rank %u: %d \"%s\", wanted %d \"%s\"", r, said[r].rc, said[r].err.text, rc,
-                     words);
-    }
+    faults_refused(world, rc, words);
     nothing_is_held();
 }
 
 static void refused_with(uint32_t world, int rc, const char *words, char *option)
 {
-    (void)run_with(world, open_only, KG_NS_PER_S, 0, &option, option != NULL);
+    run_with(world, open_only, KG_NS_PER_S, 0, &option, option != NULL);
     refused(world, rc, words);
 }
 
@@ -177,14 +128,14 @@ static void test_a_machine_without_driver_or_device_or_nccl_says_which(void **st
     refused_with(WORLD, KG_ECONFIG, "libnccl-not-here.so.2", "library=libnccl-not-here.so.2");
     refused_with(WORLD, KG_ECONFIG, "has no function ncclGetVersion", "library=libc.so.6");
     refused_with(WORLD, KG_ECONFIG, "has no function cuInit", "driver=libc.so.6");
-    atomic_store(&fake->init_result, 100);
+    atomic_store(&driver->init_result, 100);
     refused_with(WORLD, KG_ECONFIG, "no CUDA device: no CUDA-capable device", NULL);
-    atomic_store(&fake->init_result, 0);
-    atomic_store(&fake->devices, 0);
+    atomic_store(&driver->init_result, 0);
+    atomic_store(&driver->devices, 0);
     refused_with(WORLD, KG_ECONFIG, "no CUDA device: the driver has none", NULL);
-    atomic_store(&fake->devices, WORLD - 1);
+    atomic_store(&driver->devices, WORLD - 1);
     refused_with(WORLD, KG_ECONFIG, "rank 2 wants device 2, and there are 2", NULL);
-    atomic_store(&fake->devices, FAKE_RANKS);
+    atomic_store(&driver->devices, FAKE_RANKS);
     atomic_store(&fake->one_gpu, 1);
     refused_with(WORLD, KG_ECONFIG, "on the same GPU", NULL);
 }
@@ -209,7 +160,8 @@ static void sums_are_right(struct rank *r)
 
     WANT(r, x != NULL);
     if (r->ops->seal(r->comm, &err) != KG_OK) {
-        note(r, err.rc, &err);
+        faults.said[r->rank].rc = err.rc;
+        faults.said[r->rank].err = err;
         return;
     }
     for (uint32_t i = 0; i < 64; i++)
@@ -227,15 +179,15 @@ test_windows_are_registered_where_they_may_and_refused_where_there_are_none(void
 
     (void)state;
     atomic_store(&fake->version, 23102);
-    (void)run_with(2, sums_are_right, SOON_NS, 0, &yes, 1);
-    assert_int_equal(said[0].rc, KG_OK);
+    run_with(2, sums_are_right, SOON_NS, 0, &yes, 1);
+    assert_int_equal(faults.said[0].rc, KG_OK);
     assert_int_equal(atomic_load(&fake->windows) - before, 2 * RIG_CHANNELS);
     nothing_is_held();
     atomic_store(&fake->version, 23007);
-    (void)run_with(WORLD, sums_are_right, SOON_NS, 0, &yes, 1);
-    assert_int_equal(said[0].rc, KG_OK);
+    run_with(WORLD, sums_are_right, SOON_NS, 0, &yes, 1);
+    assert_int_equal(faults.said[0].rc, KG_OK);
     atomic_store(&fake->no_window, 1);
-    (void)run_with(WORLD, sums_are_right, SOON_NS, 0, &yes, 1);
+    run_with(WORLD, sums_are_right, SOON_NS, 0, &yes, 1);
     refused(WORLD, KG_EDEVICE, "NCCL has no symmetric windows on this machine");
 }
 
@@ -246,16 +198,16 @@ static void test_every_failure_of_the_driver_is_an_error_everywhere_and_gives_al
     int n = 1;
 
     (void)state;
-    atomic_store(&fake->cuda_rank, 1);
+    atomic_store(&driver->fail_rank, 1);
     for (;; n++) {
-        atomic_store(&fake->cuda_fails, n);
-        (void)run_with(2, open_only, KG_NS_PER_S, 0, NULL, 0);
-        if (said[1].rc == KG_OK)
+        atomic_store(&driver->fails, n);
+        run_with(2, open_only, KG_NS_PER_S, 0, NULL, 0);
+        if (faults.said[1].rc == KG_OK)
             break;
         refused(2, KG_ENOMEM, "out of memory");
-        assert_non_null(strstr(said[0].err.text, "rank 1"));
+        assert_non_null(strstr(faults.said[0].err.text, "rank 1"));
     }
-    assert_int_equal(said[0].rc, KG_OK);
+    assert_int_equal(faults.said[0].rc, KG_OK);
     assert_true(n > 3 + RIG_CHANNELS * 18); /* memory thrice, then streams and events */
     nothing_is_held();
 }
@@ -265,7 +217,7 @@ static void test_a_communicator_that_cannot_be_made_is_an_error_everywhere(void 
     (void)state;
     for (int r = 0; r < WORLD; r++) {
         atomic_store(&fake->init_error[r], 2);
-        (void)run_with(WORLD, open_only, KG_NS_PER_S, 0, NULL, 0);
+        run_with(WORLD, open_only, KG_NS_PER_S, 0, NULL, 0);
         refused(WORLD, KG_EDEVICE, "unhandled system error: as the test wanted");
         atomic_store(&fake->init_error[r], 0);
     }
@@ -279,7 +231,7 @@ static void test_a_communicator_that_is_never_ready_ends_after_init_ms(void **st
     for (int r = 0; r < WORLD; r++) {
         uint64_t begin = kg_now_ns();
         atomic_store(&fake->init_hangs[r], 1);
-        (void)run_with(WORLD, open_only, 60 * KG_NS_PER_S, 0, &option, 1);
+        run_with(WORLD, open_only, 60 * KG_NS_PER_S, 0, &option, 1);
         assert_true(kg_now_ns() - begin < SOON_NS);
         refused(WORLD, KG_EDEVICE, "making a communicator");
         atomic_store(&fake->init_hangs[r], 0);
@@ -292,10 +244,10 @@ static void test_a_rank_that_never_comes_ends_after_init_ms(void **state)
 
     (void)state;
     for (uint32_t r = 0; r < WORLD; r++) {
-        (void)run_with(WORLD, open_only, 60 * KG_NS_PER_S, r + 1, &option, 1);
+        run_with(WORLD, open_only, 60 * KG_NS_PER_S, r + 1, &option, 1);
         for (uint32_t o = 0; o < WORLD; o++) {
-            assert_int_equal(said[o].rc, o == r ? KG_OK : KG_ETIMEOUT);
-            assert_true(o == r || strstr(said[o].err.text, "did not come") != NULL);
+            assert_int_equal(faults.said[o].rc, o == r ? KG_OK : KG_ETIMEOUT);
+            assert_true(o == r || strstr(faults.said[o].err.text, "did not come") != NULL);
         }
         nothing_is_held();
     }
@@ -365,8 +317,8 @@ static void fall_into(_Atomic int *plan, int value, uint64_t timeout_ns, const c
         uint64_t begin = kg_now_ns();
         atomic_store(&op_under_test, r);
         atomic_store(&victim, r % WORLD);
-        (void)run_with(WORLD, a_call_falls_into_the_trap, timeout_ns, 0, NULL, 0);
-        assert_int_equal(said[0].rc, KG_OK);
+        run_with(WORLD, a_call_falls_into_the_trap, timeout_ns, 0, NULL, 0);
+        assert_int_equal(faults.said[0].rc, KG_OK);
         assert_true(kg_now_ns() - begin < timeout_ns + SOON_NS);
         nothing_is_held();
     }
@@ -389,36 +341,7 @@ static void test_an_error_of_the_call_itself_reaches_every_rank(void **state)
 static void test_a_kernel_that_hangs_ends_with_the_time_out(void **state)
 {
     (void)state;
-    fall_into(fake->stuck, 1, KG_NS_PER_S / 5, "time-out of rank");
-}
-
-static void *abort_soon(void *arg)
-{
-    struct rank *r = arg;
-
-    r->ops->abort(r->comm);
-    return NULL;
-}
-
-/* All hang in a collective for which one rank's kernel never comes; another thread aborts. */
-static void an_abort_ends_what_hangs(struct rank *r)
-{
-    float *x = rig_symm(r, 4096);
-    struct kg_coll c = {.dtype = KG_F32, .count = 8, .in = x, .out = x};
-    struct kg_error err;
-    pthread_t thread;
-
-    WANT(r, x != NULL);
-    memset(x, 0, 4096);
-    WANT(r, r->ops->seal(r->comm, &err) == KG_OK);
-    if (r->rank == 0)
-        atomic_store(&fake->stuck[0], 1);
-    WANT(r, r->ops->barrier(r->comm, 0) == KG_OK);
-    if (r->rank == 1)
-        WANT(r, pthread_create(&thread, NULL, abort_soon, r) == 0);
-    WANT(r, r->ops->all_reduce(r->comm, &c) == KG_EDEVICE);
-    if (r->rank == 1)
-        (void)pthread_join(thread, NULL);
+    fall_into(driver->stuck, 1, KG_NS_PER_S / 5, "time-out of rank");
 }
 
 static void test_an_abort_from_another_thread_ends_a_collective_on_every_rank(void **state)
@@ -426,7 +349,7 @@ static void test_an_abort_from_another_thread_ends_a_collective_on_every_rank(vo
     uint64_t begin = kg_now_ns();
 
     (void)state;
-    (void)run_with(WORLD, an_abort_ends_what_hangs, 60 * KG_NS_PER_S, 0, NULL, 0);
+    run_with(WORLD, an_abort_ends_what_hangs, 60 * KG_NS_PER_S, 0, NULL, 0);
     assert_true(kg_now_ns() - begin < SOON_NS);
     nothing_is_held();
 }
@@ -451,17 +374,18 @@ static void test_an_abort_that_hangs_does_not_hold_the_rank(void **state)
     (void)state;
     atomic_store(&closed, 0);
     atomic_store(&fake->abort_hangs[1], 1);
-    (void)run_with(2, fail_and_leave, 60 * KG_NS_PER_S, 0, NULL, 0);
+    atomic_store(&driver->keeps, 1 + 1);
+    run_with(2, fail_and_leave, 60 * KG_NS_PER_S, 0, NULL, 0);
     assert_true(kg_now_ns() - begin < 2 * SOON_NS);
     assert_int_equal(atomic_load(&closed), 2);
     assert_int_equal(atomic_load(&fake->comms), RIG_CHANNELS);
-    assert_int_equal(atomic_load(&fake->contexts), 1);
+    assert_int_equal(atomic_load(&driver->contexts), 1);
     atomic_store(&fake->abort_hangs[1], 0);
     while (atomic_load(&fake->comms) != 0) /* its thread ends by itself */
         (void)sched_yield();
-    atomic_store(&fake->contexts, 0); /* what it kept is lost by design */
-    atomic_store(&fake->streams, 0);
-    atomic_store(&fake->events, 0);
+    atomic_store(&driver->contexts, 0); /* what it kept is lost by design */
+    atomic_store(&driver->streams, 0);
+    atomic_store(&driver->events, 0);
     atomic_store(&fake->allocations, 0);
 }
 
@@ -469,30 +393,11 @@ static void test_an_orderly_end_that_hangs_becomes_an_abort(void **state)
 {
     (void)state;
     atomic_store(&fake->finalize_hangs[0], 1);
-    (void)run_with(2, sums_are_right, SOON_NS, 0, NULL, 0);
+    run_with(2, sums_are_right, SOON_NS, 0, NULL, 0);
     nothing_is_held();
 }
 
 /* --- streams --- */
-
-static void *new_stream(void)
-{
-    int (*create)(void **stream, unsigned int flags);
-    void *so = dlopen(fake_path, RTLD_NOW), *stream = NULL;
-
-    *(void **)&create = dlsym(so, "cuStreamCreate");
-    (void)create(&stream, 1);
-    return stream;
-}
-
-static void end_stream(void *stream)
-{
-    int (*destroy)(void *stream);
-    void *so = dlopen(fake_path, RTLD_NOW);
-
-    *(void **)&destroy = dlsym(so, "cuStreamDestroy_v2");
-    (void)destroy(stream);
-}
 
 /* One rank's kernel hangs; the calls return all the same, and poll finds out. */
 static void a_hang_in_a_stream_is_found_by_poll(struct rank *r)
@@ -509,7 +414,7 @@ static void a_hang_in_a_stream_is_found_by_poll(struct rank *r)
         WANT(r, r->ops->all_reduce(r->comm, &c) == KG_OK);
     WANT(r, r->ops->barrier(r->comm, 0) == KG_OK);
     if (r->rank == 0)
-        atomic_store(&fake->stuck[0], 1);
+        atomic_store(&driver->stuck[0], 1);
     WANT(r, r->ops->all_reduce(r->comm, &c) == KG_OK);
     uint64_t begin = kg_now_ns();
     while (r->ops->poll(r->comm) == KG_OK) {
@@ -522,7 +427,7 @@ static void a_hang_in_a_stream_is_found_by_poll(struct rank *r)
 static void test_a_hang_in_a_stream_is_found_by_poll(void **state)
 {
     (void)state;
-    (void)run_with(2, a_hang_in_a_stream_is_found_by_poll, KG_NS_PER_S / 2, 0, NULL, 0);
+    run_with(2, a_hang_in_a_stream_is_found_by_poll, KG_NS_PER_S / 2, 0, NULL, 0);
     nothing_is_held();
 }
 
@@ -538,14 +443,14 @@ static void graphs_take_what_has_fixed_sizes(struct rank *r)
     memset(x, 0, 4096);
     memset(counts, 0, RIG_WORLD * sizeof(*counts));
     WANT(r, r->ops->seal(r->comm, &err) == KG_OK);
-    atomic_store(&fake->capturing, 1);
+    atomic_store(&driver->capturing, 1);
     WANT(r, r->ops->all_reduce(r->comm, &c) == KG_OK);
     WANT(r, r->ops->all_to_all(r->comm, &c) == KG_OK);
     c.counts = counts;
     WANT(r, r->ops->all_to_all(r->comm, &c) == KG_EINVAL);
     WANT(r, r->ops->barrier(r->comm, 0) == KG_OK);
     c.stream = NULL;
-    atomic_store(&fake->capturing, 0);
+    atomic_store(&driver->capturing, 0);
     WANT(r, r->ops->barrier(r->comm, 0) == KG_OK);
     WANT(r, r->ops->all_to_all(r->comm, &c) == KG_OK); /* behind all of them */
     end_stream(stream);
@@ -554,7 +459,7 @@ static void graphs_take_what_has_fixed_sizes(struct rank *r)
 static void test_a_graph_takes_no_exchange_whose_sizes_are_data(void **state)
 {
     (void)state;
-    (void)run_with(2, graphs_take_what_has_fixed_sizes, SOON_NS, 0, NULL, 0);
+    run_with(2, graphs_take_what_has_fixed_sizes, SOON_NS, 0, NULL, 0);
     nothing_is_held();
 }
 
@@ -613,7 +518,7 @@ static void different_calls_are_noticed(struct rank *r)
 static void test_debug_runs_notice_ranks_in_different_calls(void **state)
 {
     (void)state;
-    (void)run_with(WORLD, different_calls_are_noticed, 60 * KG_NS_PER_S, 0, NULL, 0);
+    run_with(WORLD, different_calls_are_noticed, 60 * KG_NS_PER_S, 0, NULL, 0);
     nothing_is_held();
 }
 
@@ -641,20 +546,11 @@ int main(int argc, char **argv)
         T(the_kernels_of_windows_have_another_name),
         T(debug_runs_notice_ranks_in_different_calls),
     };
-    struct kg_plugin_ref ref;
-    struct kg_error err = {0};
+    int rc = faults_load(argc, argv, "fake_nccl_plan");
 
-    if (argc != 3 || kg_plugin_load("", KG_KIND_COMM, argv[1], &ref, &err) != KG_OK) {
-        (void)fprintf(stderr, "usage: nccl_test PLUGIN FAKE: %s\n", err.text);
-        return 2;
-    }
-    plugin = ref.plugin;
-    fake_path = argv[2];
-    void *so = dlopen(fake_path, RTLD_NOW);
-    fake = so != NULL ? dlsym(so, "fake_nccl_plan") : NULL;
-    if (fake == NULL) {
-        (void)fprintf(stderr, "nccl_test: %s\n", dlerror());
-        return 2;
-    }
+    if (rc != 0)
+        return rc;
+    fake = faults.fake;
+    driver = faults.driver;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -33,7 +33,8 @@
 /* What a run is; `said` is shared with the ranks. */
 struct fix {
     const struct kg_plugin *plugin;
-    void *conf;
+    struct kg_arena options;
+    void *conf; /* in options */
     uint32_t world;
     int threads, far, lanes;
     uint64_t calls, seed, timeout_ns;
@@ -259,7 +260,8 @@ static int prepare(int argc, char **argv)
         fix.far |= strcmp(argv[i], "far") == 0;
         fix.lanes |= strcmp(argv[i], "lanes") == 0;
     }
-    fix.conf = comm_conf(ref.plugin, argv + 4, argc - 4, &err);
+    kg_arena_init(&fix.options, 0, 0); /* lives as long as the program */
+    fix.conf = comm_conf(ref.plugin, &fix.options, argv + 4, argc - 4, &err);
     fix.said = mmap(NULL, sizeof(*fix.said) * KG_BOOT_MAX_WORLD, PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     fix.victim = fix.late = -1;
