@@ -4,6 +4,7 @@
  * what happened, in time, on every rank.
  * usage: nccl_test PLUGIN FAKE
  */
+#include "conf.h"
 #include "fake_nccl.h"
 #include "faults.h"
 
@@ -467,14 +468,16 @@ static void test_a_graph_takes_no_exchange_whose_sizes_are_data(void **state)
 
 static const char *word(const char *option, uint32_t world, uint32_t op, uint32_t dtype, uint64_t n)
 {
-    const struct kg_comm_ops *ops = plugin->ops;
+    const struct kg_comm_ops *ops = faults.plugin->ops;
     char *set[] = {(char *)(uintptr_t)option};
+    struct kg_arena options;
     struct kg_error err = {0};
-    void *conf = comm_conf(plugin, set, 1, &err);
 
+    kg_arena_init(&options, 0, 0);
+    void *conf = comm_conf(faults.plugin, &options, set, 1, &err);
     assert_non_null(conf);
     const char *name = ops->choose(conf, world, op, dtype, n);
-    free(conf);
+    kg_arena_fini(&options);
     return name;
 }
 
