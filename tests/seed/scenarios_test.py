@@ -11,6 +11,9 @@ import sys
 import tempfile
 
 ROOT, KEDGE = os.environ["KEDGE_ROOT"], os.environ["KEDGE_BINARY"]
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from tap import main  # noqa: E402
+
 CONF = os.path.join(ROOT, "scripts", "conf")
 SIM = os.path.join(CONF, "sim-k3.ini")
 TABLES = os.path.join(CONF, "sim-k3-tables.ini")
@@ -182,21 +185,4 @@ def test_two_machines_on_ethernet_are_refused_before_anything_is_read():
         assert "[cluster]" not in out, out
 
 
-def main():
-    tests = [f for name, f in sorted(globals().items()) if name.startswith("test_")]
-    print("1..%d" % len(tests))
-    bad = 0
-    for n, f in enumerate(tests, 1):
-        try:
-            f()
-            print("ok %d - %s" % (n, f.__name__))
-        except AssertionError as e:
-            bad += 1
-            print("not ok %d - %s" % (n, f.__name__))
-            print("# %s" % str(e)[:1500].replace("\n", "\n# "))
-        sys.stdout.flush()
-    return bad > 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+main([f for name, f in sorted(globals().items()) if name.startswith("test_")])

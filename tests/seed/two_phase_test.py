@@ -8,6 +8,9 @@ import subprocess
 import sys
 
 ROOT = os.environ["KEDGE_ROOT"]
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from tap import main  # noqa: E402
+
 BENCH = [os.path.join(ROOT, "scripts", "bench", "two-phase"), "--kedge", os.environ["KEDGE_BINARY"],
          "--small", "--json"]
 
@@ -38,20 +41,4 @@ def test_the_same_seed_gives_the_same_figures():
     assert run("--seed", "5") == run("--seed", "5") != run("--seed", "6")
 
 
-def main():
-    tests = [f for name, f in sorted(globals().items()) if name.startswith("test_")]
-    print("1..%d" % len(tests))
-    bad = 0
-    for n, f in enumerate(tests, 1):
-        try:
-            f()
-            print("ok %d - %s" % (n, f.__name__))
-        except AssertionError as e:
-            bad += 1
-            print("not ok %d - %s" % (n, f.__name__))
-            print("# %s" % e)
-    return bad > 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+main([f for name, f in sorted(globals().items()) if name.startswith("test_")])

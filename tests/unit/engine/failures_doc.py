@@ -8,6 +8,9 @@ import re
 import sys
 
 ROOT = os.path.abspath(sys.argv[1])
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from tap import case, main  # noqa: E402
+
 DOC = os.path.join(ROOT, "core/docs/failures.md")
 # Rows about memory, hits, admission, accounting, stale bytes, widths and hangs: all must be there.
 WANTED = (["V%d" % i for i in (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 15, 16, 17, 19, 20, 21, 22, 23,
@@ -16,12 +19,6 @@ WANTED = (["V%d" % i for i in (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 15, 16, 1
           ["S%d" % i for i in (1, 2, 3, 4, 5, 7, 9, 10, 11, 12, 13, 15, 16, 17, 19, 20, 21, 23, 24,
                                28, 36, 37, 38, 40)])
 MEMORY = "Memory, reuse, admission, hangs"  # the section of which all of this is asked
-CASES = []
-
-
-def case(f):
-    CASES.append(f)
-    return f
 
 
 def sources(*tops):
@@ -113,17 +110,4 @@ def v38_no_check_is_an_assert():
                 assert not re.search(r"(?<![_a-zA-Z])assert\s*\(", line), "%s:%d" % (path, k)
 
 
-def main():
-    failed = 0
-    print("1..%d" % len(CASES))
-    for k, f in enumerate(CASES, 1):
-        try:
-            f()
-            print("ok %d - %s" % (k, f.__name__))
-        except AssertionError as e:
-            failed += 1
-            print("not ok %d - %s\n# %s" % (k, f.__name__, e))
-    return failed > 0
-
-
-sys.exit(main())
+main()

@@ -11,19 +11,12 @@ import sys
 import tempfile
 
 KEDGE, ROOT = (os.path.abspath(p) for p in sys.argv[1:3])
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from tap import case, main, Skip  # noqa: E402
+
 FULL = bool(os.environ.get("KEDGE_FULL"))
 SHARED = os.path.join(ROOT, "../shared/traces/mooncake_conversation.jsonl.gz")
 SIM = os.path.join(ROOT, "scripts/conf/sim-k3-tables.ini")
-CASES = []
-
-
-def case(f):
-    CASES.append(f)
-    return f
-
-
-class Skip(Exception):
-    pass
 
 
 def aa(*args):
@@ -88,23 +81,6 @@ def the_seed_moves_luck_and_noise_and_a_seed_of_the_configuration_stays():
         plain = sum(r["tpot_ms"] for r in rows(1)) / 20
         moved = sum(r["tpot_ms"] for r in rows(1, noisy)) / 20
         assert 0 < abs(moved / plain - 1) < 0.02, (plain, moved)
-
-
-def main():
-    print("1..%d" % len(CASES))
-    failed = 0
-    for i, f in enumerate(CASES):
-        try:
-            f()
-            print("ok %d - %s" % (i + 1, f.__name__))
-        except Skip as e:
-            print("ok %d - %s # SKIP %s" % (i + 1, f.__name__, e))
-        except AssertionError as e:
-            failed += 1
-            print("not ok %d - %s" % (i + 1, f.__name__))
-            print("# %s" % str(e)[:1500].replace("\n", "\n# "))
-        sys.stdout.flush()
-    sys.exit(1 if failed else 0)
 
 
 main()

@@ -13,14 +13,11 @@ import tempfile
 import xml.dom.minidom
 
 KEDGE, ROOT = (os.path.abspath(p) for p in sys.argv[1:3])
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from tap import case, main  # noqa: E402
+
 CONF = os.path.join(ROOT, "scripts/conf")
 SIM, TINY, COST = (os.path.join(CONF, n) for n in ("sim-k3.ini", "tiny.ini", "k3-tp8-b300.cost"))
-CASES = []
-
-
-def case(f):
-    CASES.append(f)
-    return f
 
 
 def trace(d, n=400, seed=1, gap_ms=60):
@@ -304,21 +301,6 @@ def nothing_stays_behind_without_out():
         r = subprocess.run([KEDGE, "ab", SIM, SIM, "--trace", trace(d, 20)], capture_output=True, text=True,
                            env=dict(os.environ, TMPDIR=tmp), timeout=200)
         assert r.returncode == 0 and os.listdir(tmp) == [], (r.stderr, os.listdir(tmp))
-
-
-def main():
-    print("1..%d" % len(CASES))
-    failed = 0
-    for i, f in enumerate(CASES):
-        try:
-            f()
-            print("ok %d - %s" % (i + 1, f.__name__))
-        except Exception as e:  # a case that breaks is a case that failed
-            failed += 1
-            print("not ok %d - %s" % (i + 1, f.__name__))
-            print("# " + re.sub("\n", "\n# ", "%s: %s" % (type(e).__name__, e)))
-        sys.stdout.flush()
-    sys.exit(1 if failed else 0)
 
 
 main()

@@ -16,14 +16,11 @@ import sys
 import tempfile
 
 KEDGE, ROOT = (os.path.abspath(p) for p in sys.argv[1:3])
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from tap import case, main  # noqa: E402
+
 CONF = os.path.join(ROOT, "scripts/conf")
 SIM, TINY = (os.path.join(CONF, n) for n in ("sim-k3.ini", "tiny.ini"))
-CASES = []
-
-
-def case(f):
-    CASES.append(f)
-    return f
 
 
 def run(*args, env=None):
@@ -374,18 +371,4 @@ def progress_with_the_time_left_goes_to_a_terminal_only_and_no_file_stays():
         assert "trying: " in text and "replays done" in text and " s left" in text, text[:300]
 
 
-def main():
-    failed = 0
-    print("1..%d" % len(CASES), flush=True)
-    for i, f in enumerate(CASES, 1):
-        try:
-            f()
-            print("ok %d - %s" % (i, f.__name__), flush=True)
-        except Exception as e:  # pylint: disable=broad-except
-            failed += 1
-            print("not ok %d - %s\n# %s: %s" % (i, f.__name__, type(e).__name__, str(e)[:2000].replace("\n", "\n# ")),
-                  flush=True)
-    return failed > 0
-
-
-sys.exit(main())
+main()

@@ -6,28 +6,20 @@ usage: cluster_cli.py KEDGE SOURCE_ROOT      (TAP on standard output)
 import json
 import os
 import random
-import re
 import struct
 import subprocess
 import sys
 import tempfile
 
 KEDGE, ROOT = (os.path.abspath(p) for p in sys.argv[1:3])
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from tap import case, equal, main  # noqa: E402
+
 SIM = os.path.join(ROOT, "scripts/conf/sim-k3.ini")
 TABLES = os.path.join(ROOT, "scripts/conf/sim-k3-tables.ini")
 TINY = os.path.join(ROOT, "scripts/conf/tiny.ini")
 N = 64 if os.environ.get("KEDGE_FULL") else 16
 ROUTES = ("round-robin", "least-load", "prefix")
-CASES = []
-
-
-def case(f):
-    CASES.append(f)
-    return f
-
-
-def equal(found, wanted):
-    assert found == wanted, "found %r, wanted %r" % (found, wanted)
 
 
 def run(*args):
@@ -296,21 +288,6 @@ def mistakes_are_named():
             assert p.returncode in (1, 2) and "exec = sim" in p.stderr, p.stderr
         p = run("-c", SIM, "--trace", path, "--replicas", "2", "--set", "exec-sim.clock=real")
         assert p.returncode == 2 and "clock = virtual, found exec-sim in real time" in p.stderr, p.stderr
-
-
-def main():
-    print("1..%d" % len(CASES))
-    failed = 0
-    for i, f in enumerate(CASES):
-        try:
-            f()
-            print("ok %d - %s" % (i + 1, f.__name__))
-        except Exception as e:  # a case that breaks is a case that failed
-            failed += 1
-            print("not ok %d - %s" % (i + 1, f.__name__))
-            print("# " + re.sub("\n", "\n# ", "%s: %s" % (type(e).__name__, str(e)[:1500])))
-        sys.stdout.flush()
-    sys.exit(1 if failed else 0)
 
 
 main()

@@ -11,6 +11,8 @@ import sys
 import tempfile
 
 BUILD, ROOT = (os.path.abspath(p) for p in sys.argv[1:3])
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from tap import case, main, Skip  # noqa: E402
 
 
 def replay(root, conf):
@@ -25,32 +27,23 @@ def replay(root, conf):
     return p.stdout
 
 
-def main():
-    print("1..1")
-    name = "an_installation_replays_with_its_own_plugins_and_tables"
+@case
+def an_installation_replays_with_its_own_plugins_and_tables():
     meson = shutil.which("meson")
     if meson is None:
-        print("ok 1 - %s # SKIP no meson in PATH" % name)
-        return 0
+        raise Skip("no meson in PATH")
     with tempfile.TemporaryDirectory() as d:
         p = subprocess.run([meson, "install", "-C", BUILD, "--no-rebuild", "--quiet"],
                            env=dict(os.environ, DESTDIR=d), capture_output=True, text=True)
-        try:
-            assert p.returncode == 0, (p.stdout + p.stderr)[-400:]
-            assert not [f for _, _, files in os.walk(d) for f in files if f.endswith(".c")]
-            for conf in ("sim-k3-tables.ini", "sim-k3.ini"):
-                here = subprocess.run([os.path.join(BUILD, "kedge"), "replay", "-c",
-                                       os.path.join(ROOT, "scripts/conf", conf), "--trace",
-                                       os.path.join(ROOT, "scripts/conf/chat.jsonl"), "--limit", "40",
-                                       "--json"], capture_output=True, text=True).stdout
-                assert json.loads(here)["requests"]["ok"] == 40
-                assert replay(d, conf) == here
-            print("ok 1 - %s" % name)
-            return 0
-        except AssertionError as e:
-            print("not ok 1 - %s" % name)
-            print("# %s" % str(e).replace("\n", "\n# "))
-            return 1
+        assert p.returncode == 0, (p.stdout + p.stderr)[-400:]
+        assert not [f for _, _, files in os.walk(d) for f in files if f.endswith(".c")]
+        for conf in ("sim-k3-tables.ini", "sim-k3.ini"):
+            here = subprocess.run([os.path.join(BUILD, "kedge"), "replay", "-c",
+                                   os.path.join(ROOT, "scripts/conf", conf), "--trace",
+                                   os.path.join(ROOT, "scripts/conf/chat.jsonl"), "--limit", "40",
+                                   "--json"], capture_output=True, text=True).stdout
+            assert json.loads(here)["requests"]["ok"] == 40
+            assert replay(d, conf) == here
 
 
-sys.exit(main())
+main()

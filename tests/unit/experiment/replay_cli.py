@@ -13,6 +13,9 @@ import sys
 import tempfile
 
 KEDGE, ROOT = (os.path.abspath(p) for p in sys.argv[1:3])
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from tap import case, equal, main, Skip  # noqa: E402
+
 SIM = os.path.join(ROOT, "scripts/conf/sim-k3.ini")
 TINY = os.path.join(ROOT, "scripts/conf/tiny.ini")
 COST = os.path.join(ROOT, "scripts/conf/k3-tp8-b300.cost")
@@ -21,20 +24,6 @@ SHARED = os.path.join(ROOT, "../shared/traces")
 FIELDS = ("id arrival_ms outcome reason prompt_tokens output_tokens hit_page_tokens hit_state_tokens "
           "reused_tokens lost_tokens checkpoints_written ttft_ms tpot_ms e2e_ms queue_ms preemptions "
           "drafted verified accepted").split()
-CASES = []
-
-
-class Skip(Exception):
-    pass
-
-
-def case(f):
-    CASES.append(f)
-    return f
-
-
-def equal(found, wanted):
-    assert found == wanted, "found %r, wanted %r" % (found, wanted)
 
 
 def near(found, wanted, by=1e-5):
@@ -440,24 +429,6 @@ def published_traces_replay():
         r = replay(os.path.join(SHARED, name), "--limit", str(n), *args)
         equal(r.summary["requests"]["ok"], n)
         assert "not known" not in r.stderr, r.stderr
-
-
-def main():
-    print("1..%d" % len(CASES))
-    failed = 0
-    for i, f in enumerate(CASES):
-        name = f.__name__
-        try:
-            f()
-            print("ok %d - %s" % (i + 1, name))
-        except Skip as e:
-            print("ok %d - %s # SKIP %s" % (i + 1, name, e))
-        except Exception as e:  # a case that breaks is a case that failed
-            failed += 1
-            print("not ok %d - %s" % (i + 1, name))
-            print("# " + re.sub("\n", "\n# ", "%s: %s" % (type(e).__name__, e)))
-        sys.stdout.flush()
-    sys.exit(1 if failed else 0)
 
 
 main()

@@ -15,13 +15,10 @@ import urllib.error
 import urllib.request
 
 KEDGE, ROOT = (os.path.abspath(p) for p in sys.argv[1:3])
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from tap import case, main  # noqa: E402
+
 MODEL = os.path.join(ROOT, "tests/models/k3-tiny")
-CASES = []
-
-
-def case(f):
-    CASES.append(f)
-    return f
 
 
 def sets(tp, *more):
@@ -450,17 +447,4 @@ def messages_that_a_step_really_sends(*more):
         assert s.end() == 0, s.text()
 
 
-def main():
-    print("1..%d" % len(CASES))
-    bad = 0
-    for i, f in enumerate(CASES, 1):
-        try:
-            f()
-            print("ok %d - %s" % (i, f.__name__), flush=True)
-        except Exception as e:
-            bad += 1
-            print("not ok %d - %s\n# %s" % (i, f.__name__, repr(e).replace("\n", "\n# ")), flush=True)
-    return bad > 0
-
-
-sys.exit(main())
+main()
