@@ -3,6 +3,7 @@
 #include "cmd.h"
 #include "experiment/ab.h"
 #include "runs.h"
+#include "trace_flags.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -18,28 +19,6 @@
 #define MAX_ARGS 256
 #define MAX_SETS_B 16
 
-/* Flags that go to the replays as they are. */
-struct pass {
-    const char *flag, *value;
-    int on;
-};
-
-enum {
-    PASS_TRACE,
-    PASS_FORMAT,
-    PASS_LIMIT,
-    PASS_SCALE,
-    PASS_BLOCK,
-    PASS_MAX_INPUT,
-    PASS_SESSIONS,
-    PASS_SPREAD,
-    PASS_HORIZON,
-    PASS_MAIN_ONLY,
-    PASS_REPLICAS,
-    PASS_SLACK,
-    N_PASS,
-};
-
 struct arm {
     const char *conf;
     char name[48], what[300];
@@ -54,7 +33,8 @@ struct arm {
 
 struct ab {
     struct kg_cmd_line line;
-    struct pass pass[N_PASS];
+    struct kg_trace_flags trace;
+    const char *replicas, *slack; /* go to the replays as they are */
     const char *load, *stretch, *ttft_slo, *tpot_slo, *vary, *dir, *summary, *html;
     const char *route, *route_b;
     const char *repeat_text, *seed_text, *seed_b_text, *draws_text, *window_text, *least_text;
@@ -154,7 +134,7 @@ static int make_arms(struct ab *x)
     const char *first = n > 0 ? x->line.rest[0] : x->line.conf;
     uint32_t n_values = 0;
 
-    if (x->pass[PASS_TRACE].value == NULL || first == NULL || (n > 0 && x->line.conf != NULL) ||
+    if (x->trace.trace == NULL || first == NULL || (n > 0 && x->line.conf != NULL) ||
         (n < 2 && x->vary == NULL && x->set_b == NULL) || (x->vary != NULL && x->set_b != NULL)) {
         (void)fputs("kedge: ab needs --trace FILE and either two configurations or one and --vary "
                     "SECTION.KEY=V1,V2 or --set-b SECTION.KEY=VALUE\n",
@@ -199,9 +179,9 @@ static int make_arms(struct ab *x)
 
 static int parse(struct ab *x, int argc, char **argv)
 {
-    struct pass *p = x->pass;
+    struct kg_trace_conf unused = {0};
     const struct kg_cmd_flag flags[] = {
-        {"--trace", "FILE", "trace both arms replay", &p[PASS_TRACE].value, NULL},
+        KG_TRACE_FLAG_ROWS(&x->trace, "trace both arms replay"),
         {"--vary", "SECTION.KEY=V1,V2", "one arm for each value", &x->vary, NULL},
         {"--set-b", "SECTION.KEY=V,...", "what arm B sets beside its file; without one, arm A's",
          &x->set_b, NULL},
@@ -219,28 +199,12 @@ static int parse(struct ab *x, int argc, char **argv)
         {"--stretch", "X", "stretch arrivals and delays by X", &x->stretch, NULL},
         {"--ttft-slo", "MS", "limit of goodput", &x->ttft_slo, NULL},
         {"--tpot-slo", "MS", "limit of goodput", &x->tpot_slo, NULL},
-        {"--format", "NAME", "these as in kedge replay", &p[PASS_FORMAT].value, NULL},
-        {"--limit", "N", "", &p[PASS_LIMIT].value, NULL},
-        {"--scale", "S", "", &p[PASS_SCALE].value, NULL},
-        {"--block", "N", "", &p[PASS_BLOCK].value, NULL},
-        {"--max-input", "N", "", &p[PASS_MAX_INPUT].value, NULL},
-        {"--sessions", "N", "", &p[PASS_SESSIONS].value, NULL},
-        {"--spread", "S", "", &p[PASS_SPREAD].value, NULL},
-        {"--horizon", "S", "", &p[PASS_HORIZON].value, NULL},
-        {"--main-only", NULL, "", NULL, &p[PASS_MAIN_ONLY].on},
-        {"--replicas", "N", "", &p[PASS_REPLICAS].value, NULL},
-        {"--slack", "N", "", &p[PASS_SLACK].value, NULL},
+        {"--replicas", "N", "these as in kedge replay", &x->replicas, NULL},
+        {"--slack", "N", "", &x->slack, NULL},
         {"--route", "NAME", "", &x->route, NULL},
         {"--route-b", "NAME", "another route for arm B", &x->route_b, NULL},
         {0},
     };
-    static const char *const names[N_PASS] = {"--trace",   "--format",    "--limit",    "--scale",
-                                              "--block",   "--max-input", "--sessions", "--spread",
-                                              "--horizon", "--main-only", "--replicas", "--slack"};
-
-    for (uint32_t i = 0; i < N_PASS; i++) {
-        p[i].flag = names[i];
-    }
     int rc = kg_cmd_parse(&x->line, argc, argv,
                           "kedge ab A.ini B.ini --trace FILE | kedge ab A.ini --vary "
                           "SECTION.KEY=V1,V2 --trace FILE",
@@ -248,6 +212,7 @@ static int parse(struct ab *x, int argc, char **argv)
                           "chance.",
                           flags, 2);
     rc = rc >= 0 ? rc : numbers(x);
+    rc = rc >= 0 ? rc : kg_trace_flags_read(&x->trace, &unused); /* before the first replay */
     return rc >= 0 ? rc : make_arms(x);
 }
 
@@ -326,13 +291,14 @@ static void words_of(struct ab *x, uint32_t arm, uint32_t run, char texts[3][600
         words[n++] = "--set";
         words[n++] = x->sets_b[i];
     }
-    for (uint32_t i = 0; i < N_PASS; i++) {
-        if (x->pass[i].value != NULL || x->pass[i].on) {
-            words[n++] = x->pass[i].flag;
-        }
-        if (x->pass[i].value != NULL) {
-            words[n++] = x->pass[i].value;
-        }
+    n += kg_trace_flags_words(&x->trace, words + n);
+    if (x->replicas != NULL) {
+        words[n++] = "--replicas";
+        words[n++] = x->replicas;
+    }
+    if (x->slack != NULL) {
+        words[n++] = "--slack";
+        words[n++] = x->slack;
     }
     const char *route = route_of(x, a);
     if (route != NULL) {
@@ -459,7 +425,7 @@ static int compare(struct ab *x, uint32_t i, uint32_t j, uint32_t n, struct kg_a
     const struct arm *a = &x->arms[i], *b = &x->arms[j];
 
     *r = (struct kg_ab_report){
-        .trace = x->pass[PASS_TRACE].value,
+        .trace = x->trace.trace,
         .names = {a->name, b->name},
         .what = {a->what, b->what},
         .at = x->is_pairs && x->vary != NULL ? a->set : NULL,
@@ -491,7 +457,7 @@ static int tell(struct ab *x, struct forms *f, uint32_t *n_broken)
     int rc = KG_OK;
 
     (void)kg_buf_puts(&f->json, "{\"comparisons\":[");
-    (void)kg_ab_html_head(x->pass[PASS_TRACE].value, &f->html);
+    (void)kg_ab_html_head(x->trace.trace, &f->html);
     for (uint32_t k = 0; rc == KG_OK && k < n; k++) {
         struct kg_ab_report r;
         rc = compare(x, x->is_pairs ? 2 * k : 0, x->is_pairs ? 2 * k + 1 : k + 1, n, &r);

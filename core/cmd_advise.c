@@ -6,6 +6,7 @@
 #include "cmd.h"
 #include "engine/cost.h"
 #include "experiment/replay.h"
+#include "trace_flags.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -13,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MAX_WORDS 40
+#define MAX_WORDS (KG_TRACE_WORDS + 4)
 /* Tokens a prompt given as text may have. */
 #define TEXT_TOKENS 131072u
 /* Replays a search takes, for saying how long it would be in real time. */
@@ -24,10 +25,9 @@
 
 struct advise {
     struct kg_cmd_line line;
-    const char *trace, *format, *limit, *scale, *block, *max_input, *sessions, *spread, *horizon;
+    struct kg_trace_flags trace;
     const char *load, *stretch, *ttft_slo, *tpot_slo, *objective, *only;
     const char *seed_text, *jobs_text, *rounds_text, *least_text, *summary;
-    int main_only;
     uint64_t seed, jobs, rounds;
     double least_percent, ttft_slo_ms, tpot_slo_ms, load_share, stretch_by;
     struct kg_trace_conf read;
@@ -51,17 +51,8 @@ struct advise {
 
 static int numbers(struct advise *x)
 {
-    uint64_t scale = 1, block = 0, max_input = 0, sessions = 0;
-    double spread_s = 1800, horizon_s = 0;
-    int rc = -1;
+    int rc = kg_trace_flags_read(&x->trace, &x->read);
 
-    rc = rc >= 0 ? rc : kg_cmd_whole("--limit", x->limit, 1, UINT32_MAX, &x->read.limit);
-    rc = rc >= 0 ? rc : kg_cmd_whole("--scale", x->scale, 1, 1 << 20, &scale);
-    rc = rc >= 0 ? rc : kg_cmd_whole("--block", x->block, 1, KG_TRACE_MAX_TOKENS, &block);
-    rc = rc >= 0 ? rc : kg_cmd_whole("--max-input", x->max_input, 1, UINT32_MAX, &max_input);
-    rc = rc >= 0 ? rc : kg_cmd_whole("--sessions", x->sessions, 1, UINT32_MAX, &sessions);
-    rc = rc >= 0 ? rc : kg_cmd_real("--spread", x->spread, 1e-9, 1e7, &spread_s);
-    rc = rc >= 0 ? rc : kg_cmd_real("--horizon", x->horizon, 1e-9, 1e8, &horizon_s);
     rc = rc >= 0 ? rc : kg_cmd_real("--load", x->load, 1e-9, 100, &x->load_share);
     rc = rc >= 0 ? rc : kg_cmd_real("--stretch", x->stretch, 1e-9, 1e6 / JITTER, &x->stretch_by);
     rc = rc >= 0 ? rc : kg_cmd_real("--ttft-slo", x->ttft_slo, 1e-9, 1e9, &x->ttft_slo_ms);
@@ -70,13 +61,6 @@ static int numbers(struct advise *x)
     rc = rc >= 0 ? rc : kg_cmd_whole("--jobs", x->jobs_text, 1, 16, &x->jobs);
     rc = rc >= 0 ? rc : kg_cmd_whole("--rounds", x->rounds_text, 1, 4, &x->rounds);
     rc = rc >= 0 ? rc : kg_cmd_real("--least", x->least_text, 0, 100, &x->least_percent);
-    x->read.scale = (uint32_t)scale;
-    x->read.block = (uint32_t)block;
-    x->read.max_input = (uint32_t)max_input;
-    x->read.n_sessions = (uint32_t)sessions;
-    x->read.main_only = (uint32_t)x->main_only;
-    x->read.spread_ns = (uint64_t)(spread_s * 1e9);
-    x->read.horizon_ns = (uint64_t)(horizon_s * 1e9);
     x->read.seed = x->seed;
     return rc;
 }
@@ -86,7 +70,7 @@ static int check_words(const struct advise *x)
 {
     const char *why = NULL;
 
-    if (x->line.conf == NULL || x->trace == NULL) {
+    if (x->line.conf == NULL || x->trace.trace == NULL) {
         why = "advise needs -c FILE and --trace FILE";
     } else if (x->load != NULL && x->stretch != NULL) {
         why = "--load and --stretch exclude each other";
@@ -121,32 +105,27 @@ static int check_only(const struct advise *x)
     return -1;
 }
 
-/* The words every replay gets to read the same trace. */
+/* The words every replay gets to read the same trace; --limit comes apart from them. */
 static void gather_words(struct advise *x)
 {
-    const struct {
-        const char *flag, *value;
-    } flags[] = {{"--trace", x->trace},         {"--format", x->format},
-                 {"--scale", x->scale},         {"--block", x->block},
-                 {"--max-input", x->max_input}, {"--sessions", x->sessions},
-                 {"--spread", x->spread},       {"--horizon", x->horizon},
-                 {"--ttft-slo", x->ttft_slo},   {"--tpot-slo", x->tpot_slo}};
+    struct kg_trace_flags all = x->trace;
 
-    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
-        if (flags[i].value != NULL) {
-            x->words[x->n_words++] = flags[i].flag;
-            x->words[x->n_words++] = flags[i].value;
-        }
+    all.limit = NULL;
+    x->n_words = kg_trace_flags_words(&all, x->words);
+    if (x->ttft_slo != NULL) {
+        x->words[x->n_words++] = "--ttft-slo";
+        x->words[x->n_words++] = x->ttft_slo;
     }
-    if (x->main_only) {
-        x->words[x->n_words++] = "--main-only";
+    if (x->tpot_slo != NULL) {
+        x->words[x->n_words++] = "--tpot-slo";
+        x->words[x->n_words++] = x->tpot_slo;
     }
 }
 
 static int parse(struct advise *x, int argc, char **argv)
 {
     const struct kg_cmd_flag flags[] = {
-        {"--trace", "FILE", "trace to advise for", &x->trace, NULL},
+        KG_TRACE_FLAG_ROWS(&x->trace, "trace to advise for"),
         {"--objective", "NAME", "ttft (default), tpot, e2e, throughput or goodput", &x->objective,
          NULL},
         {"--load", "X", "offered work as a share of the capacity as it is", &x->load, NULL},
@@ -159,15 +138,6 @@ static int parse(struct advise *x, int argc, char **argv)
         {"--jobs", "N", "replays at once (one a CPU)", &x->jobs_text, NULL},
         {"--seed", "N", "of contents, draws and intervals (1)", &x->seed_text, NULL},
         {"--summary", "FILE", "the report as one JSON object; --json prints it", &x->summary, NULL},
-        {"--format", "NAME", "these as in kedge replay", &x->format, NULL},
-        {"--limit", "N", "", &x->limit, NULL},
-        {"--scale", "S", "", &x->scale, NULL},
-        {"--block", "N", "", &x->block, NULL},
-        {"--max-input", "N", "", &x->max_input, NULL},
-        {"--sessions", "N", "", &x->sessions, NULL},
-        {"--spread", "S", "", &x->spread, NULL},
-        {"--horizon", "S", "", &x->horizon, NULL},
-        {"--main-only", NULL, "", NULL, &x->main_only},
         {0},
     };
     int rc = kg_cmd_parse(&x->line, argc, argv,
@@ -176,10 +146,6 @@ static int parse(struct advise *x, int argc, char **argv)
                           "gains beyond chance, and why.",
                           flags, 0);
 
-    if (rc < 0 && x->format != NULL && kg_trace_format_parse(x->format, &x->read.format) != KG_OK) {
-        rc = kg_cmd_bad("--format", x->format,
-                        "native, mooncake, agentic, azure, servegen, aiperf or bailian");
-    }
     if (rc < 0 && x->objective != NULL &&
         kg_advise_objective_parse(x->objective, &x->objective_id) != KG_OK) {
         rc = kg_cmd_bad("--objective", x->objective, "ttft, tpot, e2e, throughput or goodput");
@@ -220,7 +186,7 @@ static int refuse_real_time(struct advise *x, const struct kg_trace *t)
     double s = (double)span_ns / 1e9 * (x->stretch_by > 0 ? x->stretch_by : 1);
 
     if (rc != KG_OK) {
-        return kg_fail(&x->err, rc, "%s: its length cannot be found", x->trace);
+        return kg_fail(&x->err, rc, "%s: its length cannot be found", x->trace.trace);
     }
     return kg_fail(&x->err, KG_ECONFIG,
                    "[plugins] exec = %s runs in real time: about %d replays of %.0f s would take "
@@ -233,7 +199,7 @@ static int refuse_real_time(struct advise *x, const struct kg_trace *t)
 /* How many, how long. */
 static int look_at_trace(struct advise *x, struct kg_trace **trace, double *mean, uint32_t *longest)
 {
-    int rc = kg_trace_read(x->trace, &x->read, trace, &x->err);
+    int rc = kg_trace_read(x->trace.trace, &x->read, trace, &x->err);
     double sum = 0;
 
     *longest = 0;
@@ -250,7 +216,7 @@ static int look_at_trace(struct advise *x, struct kg_trace **trace, double *mean
     }
     if (rc == KG_OK && (*trace)->n < 2) {
         rc = kg_fail(&x->err, KG_EINVAL, "%s: one request: nothing to pick on and to confirm with",
-                     x->trace);
+                     x->trace.trace);
     }
     return rc;
 }
@@ -263,7 +229,8 @@ static int look_closer(struct advise *x, const struct kg_check *check)
     struct kg_check_trace t;
     struct kg_error err = {0};
 
-    int rc = kg_check_trace_read(x->trace, &x->read, l->page_tokens, l->page_tokens, &t, &err);
+    int rc =
+        kg_check_trace_read(x->trace.trace, &x->read, l->page_tokens, l->page_tokens, &t, &err);
     if (rc != KG_OK) {
         (void)snprintf(x->guide_note, sizeof(x->guide_note), "no guidance: %.170s", err.text);
         return rc == KG_ENOMEM ? kg_fail(&x->err, rc, "%s", err.text) : KG_OK;
@@ -400,7 +367,7 @@ static int prepare(struct advise *x)
     r->conf = x->line.conf;
     r->words = x->words;
     r->n_words = x->n_words;
-    r->limit = x->limit;
+    r->limit = x->trace.limit;
     r->load = x->load;
     (void)snprintf(r->stretch, sizeof(r->stretch), "%s", x->stretch != NULL ? x->stretch : "");
     if (x->objective_id == KG_ADVISE_THROUGHPUT) {
@@ -602,7 +569,7 @@ static int fill_report(struct advise *x)
     struct kg_advise_report *p = &x->report;
 
     p->conf = x->line.conf;
-    p->trace = x->trace;
+    p->trace = x->trace.trace;
     p->objective = x->objective_id;
     p->load = x->load_share;
     p->stretch = r->stretch[0] != '\0' ? strtod(r->stretch, NULL) : 1;

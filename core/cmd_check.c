@@ -1,19 +1,19 @@
 /* kedge check: what a configuration will do, or why it cannot work. */
-#include "base/num.h"
 #include "check.h"
 #include "cmd.h"
 #include "engine/cost.h"
-#include "experiment/trace.h"
 #include "text/tokenizer.h"
+#include "trace_flags.h"
 
 #include <errno.h>
 #include <string.h>
 
 /* What the line asks for beside the report itself. */
 struct wish {
-    const char *cost;           /* file for step times, NULL none */
-    const char *trace, *format; /* --trace, NULL none; --format */
-    uint64_t length, states;    /* --mean-length, 0 none; --states */
+    const char *cost; /* file for step times, NULL none */
+    struct kg_trace_flags trace;
+    struct kg_trace_conf read;
+    uint64_t length, states; /* --mean-length, 0 none; --states */
 };
 
 /* The backend's step times into a file for [engine] cost. */
@@ -54,12 +54,9 @@ static int try_vocabulary(const char *path, struct kg_error *missing, struct kg_
 
 static int look_at_trace(struct kg_check *check, const struct wish *wish, struct kg_error *err)
 {
-    struct kg_trace_conf conf = {.scale = 1};
-
-    if (wish->format != NULL && kg_trace_format_parse(wish->format, &conf.format) != KG_OK)
-        return kg_fail(err, KG_ECONFIG, "--format %.40s: no such format", wish->format);
-    int rc = kg_check_trace_read(wish->trace, &conf, check->layout.page_tokens,
+    int rc = kg_check_trace_read(wish->trace.trace, &wish->read, check->layout.page_tokens,
                                  check->stack->conf->engine.interval, &check->trace, err);
+
     if (rc == KG_OK)
         kg_check_trace_warn(check);
     return rc;
@@ -84,7 +81,7 @@ static int report(struct kg_config *config, int json, const struct wish *wish)
                             missing.text);
     if (rc == KG_OK)
         kg_check_parallel_warn(&check);
-    if (rc == KG_OK && wish->trace != NULL)
+    if (rc == KG_OK && wish->trace.trace != NULL)
         rc = look_at_trace(&check, wish, &err);
     if (rc == KG_OK && wish->cost != NULL)
         rc = write_cost(stack, wish->cost, &err);
@@ -103,22 +100,6 @@ static int report(struct kg_config *config, int json, const struct wish *wish)
     return rc == KG_OK ? KG_EXIT_OK : kg_cmd_fail(&err);
 }
 
-/* A flag that is a whole number within bounds; unchanged when it was not given. */
-static int whole(const char *flag, const char *text, uint64_t lo, uint64_t hi, uint64_t *v)
-{
-    uint64_t n;
-
-    if (text == NULL)
-        return 1;
-    if (kg_num_u64_suffix(text, &n) != KG_OK || n < lo || n > hi) {
-        (void)fprintf(stderr, "kedge: %s \"%.60s\": wanted a whole number %llu .. %llu\n", flag,
-                      text, (unsigned long long)lo, (unsigned long long)hi);
-        return 0;
-    }
-    *v = n;
-    return 1;
-}
-
 int kg_cmd_check(int argc, char **argv)
 {
     struct kg_cmd_line line;
@@ -132,11 +113,10 @@ int kg_cmd_check(int argc, char **argv)
          &wish.cost, NULL},
         {"--mean-length", "N", "tokens of a request: how many fit, how to cut a split", &length,
          NULL},
-        {"--trace", "FILE", "what a trace repeats, and what [prefix] interval loses of it",
-         &wish.trace, NULL},
-        {"--format", "NAME", "of the trace, as in kedge replay (native)", &wish.format, NULL},
         {"--states", "N", "with --mean-length: states a request holds, cached ones too (1)",
          &states, NULL},
+        KG_TRACE_FLAG_ROWS(&wish.trace,
+                           "what a trace repeats, and what [prefix] interval loses of it"),
         {"--values", NULL, "print every effective value and where it comes from", NULL, &show},
         {0},
     };
@@ -149,9 +129,11 @@ int kg_cmd_check(int argc, char **argv)
                      flags, 0);
     if (rc >= 0)
         return rc;
-    if (!whole("--mean-length", length, 1, UINT32_MAX - 1, &wish.length) ||
-        !whole("--states", states, 1, 65536, &wish.states))
-        return KG_EXIT_USAGE;
+    rc = kg_cmd_whole("--mean-length", length, 1, UINT32_MAX - 1, &wish.length);
+    rc = rc >= 0 ? rc : kg_cmd_whole("--states", states, 1, 65536, &wish.states);
+    rc = rc >= 0 ? rc : kg_trace_flags_read(&wish.trace, &wish.read);
+    if (rc >= 0)
+        return rc;
     if (wish.cost != NULL && line.n_sets == KG_CMD_SETS) {
         (void)fputs("kedge: too many --set\n", stderr);
         return KG_EXIT_USAGE;

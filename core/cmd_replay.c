@@ -4,6 +4,7 @@
 #include "experiment/results.h"
 #include "stack.h"
 #include "text/tokenizer.h"
+#include "trace_flags.h"
 
 #include <errno.h>
 #include <math.h>
@@ -13,14 +14,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The line, parsed. */
 /* What --stretch may be, and what --load may make of it. */
 #define STRETCH_MIN 1e-9
 #define STRETCH_MAX 1e6
 
+/* The line, parsed, and what is made of it. */
 struct replay {
     struct kg_cmd_line *line;
-    const char *trace_path, *out_path, *summary_path;
+    const char *out_path, *summary_path;
+    struct kg_trace_flags trace_flags;
     struct kg_trace_conf read;
     uint64_t seed;
     uint32_t engine_time, series;
@@ -43,9 +45,8 @@ struct replay {
 
 /* Texts of the flags. */
 struct words {
-    const char *format, *limit, *scale, *block, *max_input, *sessions, *spread, *horizon, *seed,
-        *load, *stretch, *ttft_slo, *tpot_slo, *replicas, *route, *slack;
-    int main_only, engine_time, series;
+    const char *seed, *load, *stretch, *ttft_slo, *tpot_slo, *replicas, *route, *slack;
+    int engine_time, series;
 };
 
 /* What a router remembers: 48 MiB at most, prompts of 64M tokens with pages of 64. */
@@ -77,26 +78,12 @@ static int parse_cluster(struct replay *r, const struct words *w)
 
 static int parse_words(struct replay *r, const struct words *w)
 {
-    uint64_t scale = 1, block = 0, max_input = 0, sessions = 0;
-    double spread_s = 1800, horizon_s = 0;
-    int rc = -1;
-
-    if (r->trace_path == NULL) {
+    if (r->trace_flags.trace == NULL) {
         (void)fputs("kedge: replay needs --trace FILE\n", stderr);
         return KG_EXIT_USAGE;
     }
-    if (w->format != NULL && kg_trace_format_parse(w->format, &r->read.format) != KG_OK) {
-        return kg_cmd_bad("--format", w->format,
-                          "native, mooncake, agentic, azure, servegen, aiperf or bailian");
-    }
-    rc = rc >= 0 ? rc : kg_cmd_whole("--limit", w->limit, 1, UINT32_MAX, &r->read.limit);
-    rc = rc >= 0 ? rc : kg_cmd_whole("--scale", w->scale, 1, 1 << 20, &scale);
-    rc = rc >= 0 ? rc : kg_cmd_whole("--block", w->block, 1, KG_TRACE_MAX_TOKENS, &block);
-    rc = rc >= 0 ? rc : kg_cmd_whole("--max-input", w->max_input, 1, UINT32_MAX, &max_input);
-    rc = rc >= 0 ? rc : kg_cmd_whole("--sessions", w->sessions, 1, UINT32_MAX, &sessions);
+    int rc = kg_trace_flags_read(&r->trace_flags, &r->read);
     rc = rc >= 0 ? rc : kg_cmd_whole("--seed", w->seed, 0, UINT64_MAX, &r->seed);
-    rc = rc >= 0 ? rc : kg_cmd_real("--spread", w->spread, 1e-9, 1e7, &spread_s);
-    rc = rc >= 0 ? rc : kg_cmd_real("--horizon", w->horizon, 1e-9, 1e8, &horizon_s);
     rc = rc >= 0 ? rc : kg_cmd_real("--load", w->load, 1e-9, 100, &r->load);
     rc = rc >= 0 ? rc : kg_cmd_real("--stretch", w->stretch, STRETCH_MIN, STRETCH_MAX, &r->stretch);
     rc = rc >= 0 ? rc : kg_cmd_real("--ttft-slo", w->ttft_slo, 1e-9, 1e9, &r->ttft_slo_ms);
@@ -105,15 +92,8 @@ static int parse_words(struct replay *r, const struct words *w)
         (void)fputs("kedge: --load and --stretch exclude each other\n", stderr);
         return KG_EXIT_USAGE;
     }
-    r->read.scale = (uint32_t)scale;
-    r->read.block = (uint32_t)block;
-    r->read.max_input = (uint32_t)max_input;
-    r->read.n_sessions = (uint32_t)sessions;
-    r->read.main_only = (uint32_t)w->main_only;
     r->engine_time = (uint32_t)w->engine_time;
     r->series = (uint32_t)w->series;
-    r->read.spread_ns = (uint64_t)(spread_s * 1e9);
-    r->read.horizon_ns = (uint64_t)(horizon_s * 1e9);
     r->read.seed = r->seed;
     return rc >= 0 ? rc : parse_cluster(r, w);
 }
@@ -122,24 +102,12 @@ static int parse(struct replay *r, int argc, char **argv)
 {
     struct words w = {0};
     const struct kg_cmd_flag flags[] = {
-        {"--trace", "FILE", "trace to replay, .gz is read directly", &r->trace_path, NULL},
-        {"--format", "NAME",
-         "native (default), mooncake, agentic, azure, servegen, aiperf, bailian", &w.format, NULL},
+        KG_TRACE_FLAG_ROWS(&r->trace_flags, "trace to replay"),
         {"--out", "FILE", "one JSON line per request", &r->out_path, NULL},
         {"--summary", "FILE", "one JSON object for all", &r->summary_path, NULL},
         {"--load", "X", "stretch time so that the offered work is X of the capacity", &w.load,
          NULL},
         {"--stretch", "X", "stretch arrivals and delays by X", &w.stretch, NULL},
-        {"--limit", "N", "requests taken from the trace", &w.limit, NULL},
-        {"--scale", "S", "divide lengths and blocks by S", &w.scale, NULL},
-        {"--block", "N", "tokens of a content block, where the format leaves it open", &w.block,
-         NULL},
-        {"--max-input", "N", "leave out requests (sessions) with longer prompts", &w.max_input,
-         NULL},
-        {"--sessions", "N", "agentic: sessions taken", &w.sessions, NULL},
-        {"--spread", "S", "agentic: seconds over which --sessions start (1800)", &w.spread, NULL},
-        {"--horizon", "S", "leave out what was recorded later than S seconds", &w.horizon, NULL},
-        {"--main-only", NULL, "agentic: without sub-agents", NULL, &w.main_only},
         {"--engine-time", NULL, "measure the engine's own CPU time per step", NULL, &w.engine_time},
         {"--series", NULL, "summary: bytes by class over time, parts of steps", NULL, &w.series},
         {"--seed", "N", "of contents and draws (1)", &w.seed, NULL},
@@ -180,7 +148,7 @@ static int tokenize(struct replay *r, const char *model_path)
         if (tok == NULL && model_path[0] == '\0') {
             return kg_fail(r->err, KG_ECONFIG,
                            "%s: line %llu: prompt: text needs a tokenizer, set [model] path",
-                           r->trace_path, (unsigned long long)q->line);
+                           r->trace_flags.trace, (unsigned long long)q->line);
         }
         if (tok == NULL && (rc = kg_tok_open(model_path, &tok, r->err)) != KG_OK) {
             break;
@@ -625,14 +593,14 @@ static void warn_trace(const struct replay *r)
 
     if (t->unknown[0] != '\0') {
         (void)fprintf(stderr, "warning: %s: line %llu: field \"%s\" is not known and not read\n",
-                      r->trace_path, (unsigned long long)t->unknown_line, t->unknown);
+                      r->trace_flags.trace, (unsigned long long)t->unknown_line, t->unknown);
     }
     if (t->n_raised > 0) {
-        (void)fprintf(stderr, "warning: %s: %llu lengths of 0 count as 1 token\n", r->trace_path,
-                      (unsigned long long)t->n_raised);
+        (void)fprintf(stderr, "warning: %s: %llu lengths of 0 count as 1 token\n",
+                      r->trace_flags.trace, (unsigned long long)t->n_raised);
     }
     if (t->n_dropped > 0) {
-        (void)fprintf(stderr, "%s: %llu requests left out by --max-input\n", r->trace_path,
+        (void)fprintf(stderr, "%s: %llu requests left out by --max-input\n", r->trace_flags.trace,
                       (unsigned long long)t->n_dropped);
     }
 }
@@ -641,7 +609,7 @@ static int replay(struct replay *r, const struct kg_config *config)
 {
     struct kg_replay_result result = {0};
 
-    int rc = kg_trace_read(r->trace_path, &r->read, &r->trace, r->err);
+    int rc = kg_trace_read(r->trace_flags.trace, &r->read, &r->trace, r->err);
     if (rc != KG_OK) {
         return rc;
     }

@@ -10,43 +10,20 @@ struct command {
     const char *about;
 };
 
-/* KG_CMD_X is defined by core/meson.build for each command whose file is there. */
 static const struct command commands[] = {
-#ifdef KG_CMD_SERVE
     {"serve", NULL, kg_cmd_serve, "serve a model over HTTP"},
-#endif
-#ifdef KG_CMD_RUN
     {"run", NULL, kg_cmd_run, "complete one text on standard output"},
-#endif
-#ifdef KG_CMD_CHECK
     {"check", NULL, kg_cmd_check, "say what a configuration will do, or why it cannot work"},
-#endif
-#ifdef KG_CMD_REPLAY
     {"replay", NULL, kg_cmd_replay, "run the core on a trace, simulated or real"},
-#endif
-#ifdef KG_CMD_AB
     {"ab", NULL, kg_cmd_ab, "compare two configurations on one trace, request by request"},
-#endif
-#ifdef KG_CMD_ADVISE
     {"advise", NULL, kg_cmd_advise, "say which options to change for a trace, and what it gains"},
-#endif
-#ifdef KG_CMD_BENCH_SERVE
     {"bench", "serve", kg_cmd_bench_serve, "load a running server and report its figures"},
-#endif
-#ifdef KG_CMD_BENCH_STEP
     {"bench", "step", kg_cmd_bench_step, "measure the engine's own time per step"},
-#endif
-#ifdef KG_CMD_BENCH_INDEX
     {"bench", "index", kg_cmd_bench_index, "measure the prefix index alone"},
-#endif
-#ifdef KG_CMD_BENCH_COMM
     {"bench", "comm", kg_cmd_bench_comm, "measure sums over ranks by size and algorithm"},
-#endif
     {"plugins", NULL, kg_cmd_plugins, "list plugins, their options, or why one was refused"},
     {"config-reference", NULL, kg_cmd_config_reference, "print all options as Markdown"},
-#ifdef KG_CMD_TOKENIZE
     {"tokenize", NULL, kg_cmd_tokenize, "show the tokens of a text"},
-#endif
     {"version", NULL, kg_cmd_version, "print the version"},
 };
 
@@ -66,12 +43,15 @@ int kg_cmd_version(int argc, char **argv)
     return KG_EXIT_OK;
 }
 
-static void print_commands(FILE *to)
+/* only: the name of those that are shown, NULL for all. */
+static void print_commands(FILE *to, const char *only)
 {
     (void)fputs("usage: kedge COMMAND [-c FILE] [--set SECTION.KEY=VALUE]... [ARGS]\n\n", to);
     for (size_t i = 0; i < N_COMMANDS; i++) {
         const struct command *c = &commands[i];
         char name[40];
+        if (only != NULL && strcmp(c->name, only) != 0)
+            continue;
         (void)snprintf(name, sizeof(name), "%s%s%s", c->name, c->sub != NULL ? " " : "",
                        c->sub != NULL ? c->sub : "");
         (void)fprintf(to, "  %-18s %s\n", name, c->about);
@@ -101,11 +81,11 @@ int main(int argc, char **argv)
 
     (void)signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of the write */
     if (argc < 2) {
-        print_commands(stderr);
+        print_commands(stderr, NULL);
         return KG_EXIT_USAGE;
     }
     if (is_help(argv[1]) || strcmp(argv[1], "help") == 0) {
-        print_commands(stdout);
+        print_commands(stdout, NULL);
         return KG_EXIT_OK;
     }
     if (strcmp(argv[1], "--version") == 0)
@@ -121,7 +101,7 @@ int main(int argc, char **argv)
             return flushed(c->run(argc - 2, argv + 2));
     }
     if (known && argc > 2 && is_help(argv[2])) {
-        print_commands(stdout);
+        print_commands(stdout, argv[1]);
         return KG_EXIT_OK;
     }
     if (known)
@@ -129,6 +109,6 @@ int main(int argc, char **argv)
                       argc > 2 ? ", not " : "", argc > 2 ? argv[2] : "");
     else
         (void)fprintf(stderr, "kedge: unknown command \"%.60s\"\n\n", argv[1]);
-    print_commands(stderr);
+    print_commands(stderr, known ? argv[1] : NULL);
     return KG_EXIT_USAGE;
 }
