@@ -120,12 +120,12 @@ int kg_cmd_parse(struct kg_cmd_line *line, int argc, char **argv, const char *us
     return -1;
 }
 
-static void print_lines(const char *word, const char *text)
+void kg_cmd_say(const char *word, const char *lines)
 {
-    while (*text != '\0') {
-        size_t n = strcspn(text, "\n");
-        (void)fprintf(stderr, "%s: %.*s\n", word, (int)n, text);
-        text += n + (text[n] == '\n');
+    while (*lines != '\0') {
+        size_t n = strcspn(lines, "\n");
+        (void)fprintf(stderr, "%s: %.*s\n", word, (int)n, lines);
+        lines += n + (lines[n] == '\n');
     }
 }
 
@@ -143,9 +143,9 @@ int kg_cmd_config(const struct kg_cmd_line *line, struct kg_config **config)
         (void)kg_config_set(c, line->sets[i]);
     int rc = kg_config_finish(c);
     if (!line->quiet || rc != KG_OK)
-        print_lines("warning", kg_config_warnings(c));
+        kg_cmd_say("warning", kg_config_warnings(c));
     if (rc != KG_OK) {
-        print_lines("error", kg_config_errors(c));
+        kg_cmd_say("error", kg_config_errors(c));
         kg_config_destroy(c);
         return KG_EXIT_USAGE;
     }

@@ -69,6 +69,9 @@ int kg_cmd_whole(const char *flag, const char *text, uint64_t lo, uint64_t hi, u
 /* The same for a number lo .. hi. */
 int kg_cmd_real(const char *flag, const char *text, double lo, double hi, double *v);
 
+/* Prints a list of mistakes or warnings on stderr, a line each: "error: a.ini:3: ...". */
+void kg_cmd_say(const char *word, const char *lines);
+
 /*
  * Reads and finishes the configuration of the line (defaults alone without -c) and prints all
  * mistakes on stderr. Returns -1 and *config to go on, or the exit status.

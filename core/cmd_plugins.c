@@ -118,7 +118,7 @@ static int choose_dir(const struct kg_cmd_line *line, struct kg_config *c, const
     for (int i = 0; i < line->n_sets; i++)
         (void)kg_config_set(c, line->sets[i]);
     if (kg_config_errors(c)[0] != '\0') {
-        (void)fputs(kg_config_errors(c), stderr);
+        kg_cmd_say("error", kg_config_errors(c));
         return KG_EXIT_USAGE;
     }
     rc = kg_config_finish(c); /* for the folder; what it finds wrong is shown per plugin below */

@@ -50,8 +50,7 @@ static int put_number(struct kg_buf *b, const char *flag, const char *name, cons
         return KG_OK;
     if (kg_num_f64(text, &v) != KG_OK)
         return kg_fail(err, KG_ECONFIG, "%s %s: a number was expected", flag, text);
-    kg_buf_printf(b, ",\"%s\":", name);
-    kg_buf_json_f64(b, v);
+    kg_buf_key_f64(b, name, v);
     return b->rc;
 }
 
@@ -78,13 +77,11 @@ static int write_body(const struct run_args *a, const char *prompt, struct kg_bu
         kg_buf_printf(b, "],\"chat_template_kwargs\":{\"thinking\":%s}",
                       a->think ? "true" : "false");
     } else {
-        kg_buf_puts(b, "{\"prompt\":");
-        kg_buf_json_str(b, prompt, strlen(prompt));
+        kg_buf_puts(b, "{");
+        kg_buf_key_str(b, "prompt", prompt);
     }
-    if (a->stop != NULL) {
-        kg_buf_puts(b, ",\"stop\":");
-        kg_buf_json_str(b, a->stop, strlen(a->stop));
-    }
+    if (a->stop != NULL)
+        kg_buf_key_str(b, "stop", a->stop);
     rc = put_number(b, "--max-tokens", "max_tokens", a->max_tokens, err);
     if (rc == KG_OK)
         rc = put_number(b, "--temperature", "temperature", a->temperature, err);
@@ -168,7 +165,7 @@ static int run_request(struct kg_front *f, const struct kg_call *call, struct kg
     return rc;
 }
 
-static int run_front(struct kg_front *f, const struct run_args *args, const char *prompt,
+static int run_front(struct kg_front *f, const struct run_args *args, const struct kg_buf *body,
                      struct kg_error *err)
 {
     struct kg_api api;
@@ -177,17 +174,13 @@ static int run_front(struct kg_front *f, const struct run_args *args, const char
     struct kg_answer answer = {0};
     struct kg_api_error no = {0};
     struct run_times t = {.start = kg_now_ns()};
-    struct kg_buf body;
-    int rc;
+    int rc = scratch == NULL ? kg_fail(err, KG_ENOMEM, "out of memory") : KG_OK;
 
     kg_api_init(&api, &f->stack->conf->server, f->tok, f->chat, f->model_name,
                 kg_engine_max_tokens(f->stack->engine), f->stack->desc.vocab);
-    kg_buf_init(&body, 0);
-    rc = scratch == NULL ? kg_fail(err, KG_ENOMEM, "out of memory")
-                         : write_body(args, prompt, &body, err);
     if (rc == KG_OK && kg_call_prepare(&api, scratch, args->chat ? KG_EP_CHAT : KG_EP_COMPLETIONS,
-                                       (struct kg_span){body.data, body.len}, &call, &no) != KG_OK)
-        rc = kg_fail(err, KG_EINVAL, "%s", no.message);
+                                       (struct kg_span){body->data, body->len}, &call, &no) != KG_OK)
+        rc = kg_fail(err, no.status < 500 ? KG_ECONFIG : KG_ENOMEM, "%s", no.message);
     if (rc == KG_OK)
         rc = kg_answer_open(&answer, &api, &call, 0, 0, err);
     if (rc == KG_OK)
@@ -207,7 +200,6 @@ static int run_front(struct kg_front *f, const struct run_args *args, const char
     }
     kg_answer_close(&answer);
     kg_call_free(&call);
-    kg_buf_fini(&body);
     kg_tok_scratch_free(scratch);
     return rc;
 }
@@ -217,17 +209,23 @@ static int open_and_run(struct kg_config *config, const struct run_args *args, s
     bool from_stdin = strcmp(args->prompt, "-") == 0;
     char *text = from_stdin ? read_stdin() : NULL;
     struct kg_front front;
+    struct kg_buf body;
     int rc;
 
-    if (from_stdin && text == NULL) {
+    kg_buf_init(&body, 0);
+    if (from_stdin && text == NULL)
+        rc = kg_fail(err, KG_EIO, "cannot read the prompt from standard input");
+    else /* before the weights: a wrong flag is said at once */
+        rc = write_body(args, from_stdin ? text : args->prompt, &body, err);
+    if (rc != KG_OK)
         kg_config_destroy(config);
-        return kg_fail(err, KG_EIO, "cannot read the prompt from standard input");
-    }
-    rc = kg_front_open(&front, config, err);
+    else
+        rc = kg_front_open(&front, config, err);
     if (rc == KG_OK) {
-        rc = run_front(&front, args, from_stdin ? text : args->prompt, err);
+        rc = run_front(&front, args, &body, err);
         kg_front_close(&front);
     }
+    kg_buf_fini(&body);
     free(text);
     return rc;
 }

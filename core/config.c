@@ -329,11 +329,11 @@ int kg_config_read(struct kg_config *config, const char *path)
     kg_buf_init(&text, 1 << 20);
     while (text.rc == KG_OK && (got = fread(chunk, 1, sizeof(chunk), f)) > 0)
         (void)kg_buf_add(&text, chunk, got);
-    int bad = ferror(f);
+    int bad = ferror(f) ? errno : 0;
     (void)fclose(f);
     config->folder = folder_of(config, path);
-    if (bad)
-        kg_config_blame(config, path, "cannot be read");
+    if (bad != 0)
+        kg_config_blame(config, path, "cannot be read: %s", strerror(bad));
     else if (text.rc != KG_OK)
         kg_config_blame(config, path, "over 1 MiB");
     else

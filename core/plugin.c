@@ -151,8 +151,10 @@ int kg_plugin_load(const char *dir, uint32_t kind, const char *word, struct kg_p
     }
     (void)snprintf(file, sizeof(file), "%s-%s", kg_plugin_kind_name(kind), name);
     if (!find_file(dir, file, path))
-        return kg_fail(err, KG_ENOENT, "no plugin %s: not built in, and no %s.so in %s", file, file,
-                       dir);
+        return kg_fail(err, KG_ENOENT,
+                       "no plugin %s: not built in, and no %s.so in %s; kedge plugins lists what "
+                       "there is",
+                       file, file, dir);
     return open_file(path, kind, name, out, err);
 }
 

@@ -11,22 +11,15 @@ import sys
 import tempfile
 
 KEDGE, ROOT, FIXTURES = (os.path.abspath(p) for p in sys.argv[1:4])
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+from tap import case, equal, main  # noqa: E402
+
 TINY = os.path.join(ROOT, "scripts/conf/tiny.ini")
 NULL = ["--set", "plugins.exec=null"]
-CASES = []
-
-
-def case(f):
-    CASES.append(f)
-    return f
 
 
 def run(*args, cwd="/"):
     return subprocess.run([KEDGE, *args], capture_output=True, text=True, cwd=cwd, timeout=120)
-
-
-def equal(found, wanted):
-    assert found == wanted, "found %r, wanted %r" % (found, wanted)
 
 
 @case
@@ -541,18 +534,60 @@ def effective_values_come_with_their_source():
     assert "drain_ms = 30000 ; default\n" in r.stdout
 
 
-def main():
-    bad = 0
-    print("1..%d" % len(CASES))
-    for number, f in enumerate(CASES, 1):
-        try:
-            f()
-            print("ok %d - %s" % (number, f.__name__))
-        except Exception as e:  # a broken case must not hide the others
-            bad += 1
-            print("not ok %d - %s" % (number, f.__name__))
-            print("# %s" % str(e).replace("\n", "\n# "))
-    return 1 if bad else 0
+def refused(r, text):
+    """One line on standard error, exit status 2."""
+    equal((r.returncode, r.stderr.strip()), (2, text))
 
 
-sys.exit(main())
+@case
+def a_mistake_of_the_line_is_said_before_anything_is_loaded():
+    refused(run("run", "-c", TINY, "--max-tokens", "x", "a"), "kedge: --max-tokens x: a number was expected")
+    r = run("run", "-c", TINY, "--max-tokens", "0", "a")  # what the API refuses
+    equal((r.returncode, "max_tokens must be a whole number" in r.stderr), (2, True))
+    with tempfile.TemporaryDirectory() as d:
+        refused(run("check", "-c", d), "error: %s: cannot be read: Is a directory" % d)
+    for command in ("check", "plugins"):
+        refused(run(command, "-c", "/no/such.ini"), "error: /no/such.ini: No such file or directory")
+    r = run("check", "-c", TINY, "--set", "plugins.pool=unifid")
+    equal((r.returncode, r.stderr.strip().endswith("; kedge plugins lists what there is")), (2, True))
+
+
+@case
+def help_of_a_group_shows_its_commands_only():
+    for args, rc in ((("bench", "--help"), 0), (("bench",), 2), (("bench", "none"), 2)):
+        r = run(*args)
+        rows = [line.split()[0] for line in (r.stdout + r.stderr).splitlines() if line.startswith("  ")]
+        equal((r.returncode, set(rows)), (rc, {"bench"}))
+
+
+@case
+def what_reads_a_trace_takes_the_same_flags():
+    chat = os.path.join(ROOT, "scripts/conf/chat.jsonl")
+    commands = (("replay", *K3), ("ab", K3[1], "--vary", "prefix.enabled=yes,no"), ("advise", *K3), ("check", *K3))
+    helps = []
+    for command in commands:
+        for flag, value, wanted in (
+                ("--format", "x", "native, mooncake, agentic, azure, servegen, aiperf or bailian"),
+                ("--limit", "0", "1 .. 4294967295"), ("--scale", "x", "1 .. 1048576"),
+                ("--horizon", "-1", "a number from 1e-09 to 1e+08")):
+            refused(run(*command, "--trace", chat, flag, value),
+                    'kedge: %s "%s": wanted %s' % (flag, value, wanted))
+        lines = run(command[0], "--help").stdout.splitlines()
+        helps.append([x for x in lines if re.match("  --(format|limit|scale|block|max-input|sessions|spread|"
+                                                   "horizon|main-only) ", x)])
+    equal(len(helps[0]), 9)
+    assert all(h == helps[0] for h in helps), helps
+
+
+@case
+def a_check_reads_no_more_of_a_trace_than_it_is_told():
+    chat = os.path.join(ROOT, "scripts/conf/chat.jsonl")
+    part, whole = (json.loads(run("check", *K3, "--trace", chat, *more, "--json").stdout)["trace"]
+                   for more in (("--limit", "40"), ()))
+    with open(chat) as f:
+        lengths = [json.loads(line)["input_length"] for line in f]
+    equal((part["requests"], part["prompt_tokens"]), (40, sum(lengths[:40])))
+    equal((whole["requests"], whole["prompt_tokens"]), (len(lengths), sum(lengths)))
+
+
+main()

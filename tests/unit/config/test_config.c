@@ -152,7 +152,7 @@ static void every_mistake_is_listed_with_its_line(void **state)
          "t:4: [server] prot: no such key\n"
          "t:15: [memory] bytes = \"lots\": wanted 4096 .. 1099511627776\n"
          "t:24: [plugins] sched = nobody: no plugin sched-nobody: not built in, and no "
-         "sched-nobody.so in " PLUGINS "\n"
+         "sched-nobody.so in " PLUGINS "; kedge plugins lists what there is\n"
          "t:10: [no-such]: no such section\n"
          "t:19: [pool-split] style = \"round\": wanted ratio, uniform\n"
          "t:20: [pool-split] stlye: no such key\n");
