@@ -88,7 +88,9 @@ size_t kg_ring_max(const struct kg_ring *ring)
 static void space(const struct kg_ring *r, uint64_t *to_end, uint64_t *all)
 {
     uint64_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed);
-    uint64_t head = atomic_load_explicit(&r->head, memory_order_acquire);
+    /* As strict as the store of the consumer: who says that it waits for room and then looks, and
+     * who makes room and then looks for somebody waiting, must not miss each other. */
+    uint64_t head = atomic_load(&r->head);
 
     *all = r->size - (tail - head);
     *to_end = r->size - (tail & r->mask);
@@ -219,7 +221,7 @@ void kg_ring_consume(struct kg_ring *ring)
     uint32_t len;
 
     memcpy(&len, ring->data + (head & ring->mask), sizeof(len));
-    atomic_store_explicit(&ring->head, head + padded(len), memory_order_release);
+    atomic_store(&ring->head, head + padded(len));
 }
 
 int kg_ring_fd(const struct kg_ring *ring)

@@ -23,7 +23,8 @@ void kg_ring_destroy(struct kg_ring *ring);
 
 /* Largest record that can ever fit. */
 size_t kg_ring_max(const struct kg_ring *ring);
-/* Largest record that kg_ring_reserve would take now; 0 when it is full. */
+/* Largest record that kg_ring_reserve would take now; 0 when it is full. The consumer may ask too
+ * while the producer stands still. */
 size_t kg_ring_room(const struct kg_ring *ring);
 /* n writable bytes, 8-byte aligned, or NULL when there is no room now (or n > kg_ring_max). A
  * second reserve without a commit replaces the first. */
@@ -45,7 +46,8 @@ int kg_ring_fd(const struct kg_ring *ring);
 /* Sleeps until a record may wait, or timeout_ms (-1: no limit) passed. Call after an empty peek. */
 void kg_ring_wait(struct kg_ring *ring, int timeout_ms);
 
-/* Makes the descriptor readable without a record; any thread. For stop flags. */
+/* Makes the descriptor readable without a record; any thread. For flags that the consumer looks at
+ * between its empty peek and its sleep: a wake that came before that peek is cleared by it. */
 void kg_ring_wake(struct kg_ring *ring);
 
 #endif

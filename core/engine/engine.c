@@ -263,6 +263,7 @@ int kg_engine_create(const struct kg_engine_parts *parts, const struct kg_engine
         return kg_fail(err, KG_ENOMEM, "no memory for an engine");
     }
     e->parts = *parts;
+    e->room_fd = -1;
     e->n_changes = 1;
     e->horizon_ns = UINT64_MAX;
     e->n_rules = 1;
@@ -475,9 +476,10 @@ static void *thread_main(void *arg)
         if (rc > 0 || e->moved_clock) {
             continue;
         }
-        if (atomic_load(&e->blocked)) {
-            kg_ring_wait(e->inbox, -1); /* the reader wakes us; messages may wait meanwhile */
-        } else if (kg_ring_peek(e->inbox, &bytes) == NULL && !atomic_load(&e->stop)) {
+        if (e->full) {
+            kg_port_wait_room(e); /* messages may wait meanwhile */
+        } else if (kg_ring_peek(e->inbox, &bytes) == NULL && !atomic_load(&e->stop) &&
+                   !kg_picture_is_asked(e)) {
             if (rc >= 0 && e->n_live == 0) {
                 rest(e);
             } else {
@@ -506,7 +508,7 @@ void kg_engine_stop(struct kg_engine *engine)
 {
     if (engine->started) {
         atomic_store(&engine->stop, 1);
-        kg_ring_wake(engine->inbox);
+        kg_port_wake(engine);
         (void)pthread_join(engine->thread, NULL);
         engine->started = 0;
     }

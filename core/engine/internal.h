@@ -273,6 +273,8 @@ struct kg_engine {
     struct kg_out *out;         /* [out_cap] entries of this step */
     uint32_t n_out, out_cap;
     _Atomic uint32_t blocked; /* the engine waits for room in the outbox */
+    uint32_t full;            /* the last look found none */
+    int room_fd;              /* eventfd: readable when the reader made room for a step, or stop */
     _Atomic uint32_t stop, lost;
     struct kg_port port;
     pthread_t thread;
@@ -521,8 +523,12 @@ void kg_port_destroy(struct kg_engine *e);
 /* Reads the inbox; returns the number of requests that changed. While a step is in flight it stops
  * at the first message that steers a request. */
 int kg_port_drain(struct kg_engine *e, int in_flight);
-/* The outbox has room for the largest step. */
+/* The outbox has room for the largest step; else e->full. */
 int kg_port_room(struct kg_engine *e);
+/* Sleeps until it has, or until kg_port_wake. */
+void kg_port_wait_room(struct kg_engine *e);
+/* Whatever the engine thread sleeps on; any thread. */
+void kg_port_wake(struct kg_engine *e);
 void kg_port_out(struct kg_engine *e, uint32_t index, uint32_t type, uint32_t first, uint32_t n);
 void kg_port_flush(struct kg_engine *e);
 
@@ -538,6 +544,8 @@ int kg_picture_create(struct kg_engine *e);
 void kg_picture_destroy(struct kg_engine *e);
 /* After a step. busy = 0: nothing ran in it. */
 void kg_picture_step(struct kg_engine *e, int busy);
+/* Somebody asked since the last picture was begun: the thread must not sleep. */
+int kg_picture_is_asked(const struct kg_engine *e);
 
 /* --- engine.c --- */
 

@@ -324,6 +324,11 @@ void kg_picture_step(struct kg_engine *e, int busy)
     }
 }
 
+int kg_picture_is_asked(const struct kg_engine *e)
+{
+    return atomic_load(&e->painter->asked) != 0;
+}
+
 void kg_engine_picture_ask(struct kg_engine *engine)
 {
     if (atomic_exchange(&engine->painter->asked, 1) == 0) {

@@ -7,9 +7,13 @@
 #include "base/hash.h"
 #include "engine/internal.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 /* --- engine side --- */
 
@@ -67,20 +71,52 @@ int kg_port_drain(struct kg_engine *e, int in_flight)
     return n;
 }
 
+static int has_room(const struct kg_engine *e)
+{
+    return kg_ring_room(e->outbox) >= e->out_cap * sizeof(struct kg_out);
+}
+
 int kg_port_room(struct kg_engine *e)
 {
-    size_t need = e->out_cap * sizeof(struct kg_out);
+    e->full = !has_room(e);
+    if (e->full && e->test.on_full != NULL) {
+        e->test.on_full(e->test.ctx);
+    }
+    return !e->full;
+}
 
-    if (kg_ring_room(e->outbox) >= need) {
-        return 1;
+static void wake_room(struct kg_engine *e)
+{
+    uint64_t one = 1;
+
+    /* EAGAIN would mean the counter is full: then it is readable already. */
+    while (write(e->room_fd, &one, sizeof(one)) < 0 && errno == EINTR) {
+    }
+}
+
+/*
+ * A descriptor of its own: the inbox's is readable while messages wait, which nobody reads until
+ * there is room, and what reads them would clear a wake that came before.
+ */
+void kg_port_wait_room(struct kg_engine *e)
+{
+    struct pollfd p = {.fd = e->room_fd, .events = POLLIN};
+    uint64_t n;
+
+    while (read(e->room_fd, &n, sizeof(n)) < 0 && errno == EINTR) {
     }
     /* Ask to be woken, then look again: the reader frees room, then looks at the flag. */
     atomic_store(&e->blocked, 1);
-    if (kg_ring_room(e->outbox) < need) {
-        return 0;
+    if (!has_room(e) && !atomic_load(&e->stop)) {
+        (void)poll(&p, 1, -1);
     }
     atomic_store(&e->blocked, 0);
-    return 1;
+}
+
+void kg_port_wake(struct kg_engine *e)
+{
+    kg_ring_wake(e->inbox);
+    wake_room(e);
 }
 
 void kg_port_out(struct kg_engine *e, uint32_t index, uint32_t type, uint32_t first, uint32_t n)
@@ -466,9 +502,10 @@ int kg_engine_next(struct kg_engine *engine, struct kg_event *event)
     if (p->record != NULL && p->at == p->n_record) {
         kg_ring_consume(engine->outbox);
         p->record = NULL;
-        if (atomic_load(&engine->blocked)) {
-            atomic_store(&engine->blocked, 0);
-            kg_ring_wake(engine->inbox);
+        /* Once there is room for a step, and not after each record: a sleep and a wake each. */
+        if (atomic_load(&engine->blocked) && has_room(engine) &&
+            atomic_exchange(&engine->blocked, 0)) {
+            wake_room(engine);
         }
     }
     if (p->record == NULL) {
@@ -522,6 +559,10 @@ int kg_port_create(struct kg_engine *e)
         e->out == NULL) {
         return KG_ENOMEM;
     }
+    e->room_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (e->room_fd < 0) {
+        return KG_EIO;
+    }
     memset(p->map, 0xff, places * sizeof(*p->map));
     for (uint32_t i = 0; i < n; i++) {
         p->free_index[p->n_free++] = n - 1 - i;
@@ -547,4 +588,7 @@ void kg_port_destroy(struct kg_engine *e)
     free(e->out);
     kg_ring_destroy(e->inbox);
     kg_ring_destroy(e->outbox);
+    if (e->room_fd >= 0) {
+        (void)close(e->room_fd);
+    }
 }

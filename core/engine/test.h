@@ -1,7 +1,7 @@
 /*
  * Hooks for tests: what a test may force on an engine to prove that outputs depend on the request
  * alone. Given through kg_engine_conf.test; all fields zero force nothing. Hooks run on the engine
- * thread, in a step, and may call the backend's read but no function of the engine.
+ * thread, in a step, and may call the backend's read but, on_full apart, no function of the engine.
  */
 #ifndef KEDGE_ENGINE_TEST_H
 #define KEDGE_ENGINE_TEST_H
@@ -33,6 +33,9 @@ struct kg_engine_test {
     void (*on_order)(void *ctx, uint64_t id, uint32_t position, uint32_t unit);
     /* What was asked of a sequence and what came back, before the engine acts on it. */
     void (*on_result)(void *ctx, const struct kg_seq *seq, const struct kg_seq_result *result);
+    /* The outbox has no room for a step, which is why there is none; the thread sleeps next. May
+     * read events (kg_engine_next) while nobody else does. */
+    void (*on_full)(void *ctx);
 };
 
 #endif

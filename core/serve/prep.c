@@ -34,8 +34,9 @@ static void *thread_main(void *arg)
         struct kg_prep_task *task;
         size_t n;
         const void *record = kg_ring_peek(t->in, &n);
-        if (record == NULL) {
-            kg_ring_wait(t->in, -1);
+        if (record == NULL) { /* which cleared the word to stop, if that came before it */
+            if (!atomic_load_explicit(&t->stop, memory_order_acquire))
+                kg_ring_wait(t->in, -1);
             continue;
         }
         memcpy(&task, record, sizeof(task));

@@ -5,6 +5,8 @@
 #include "base/rng.h"
 
 #include <poll.h>
+#include <semaphore.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Sleeps until events may wait; a lost wake-up fails instead of hanging. */
@@ -129,6 +131,89 @@ static void a_blocked_thread_is_woken_by_the_reader(void **state)
     rig_close(&r);
 }
 
+struct full {
+    struct kg_engine *engine;
+    uint32_t n_full, n_done;
+    sem_t again;
+};
+
+/* The first time everything is read between the look for room and the sleep; after the second time
+ * the test reads. */
+static void read_all_once(void *ctx)
+{
+    struct full *f = ctx;
+    struct kg_event ev;
+
+    if (++f->n_full == 1) {
+        while (kg_engine_next(f->engine, &ev) == KG_OK) {
+            f->n_done += ev.type == KG_EVENT_DONE;
+        }
+    } else if (f->n_full == 2) {
+        (void)sem_post(&f->again);
+    }
+}
+
+static void room_made_before_the_thread_sleeps_is_seen(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct kg_error err;
+    struct kg_event ev;
+    struct full f = {0};
+    struct kg_engine_test test = {.ctx = &f, .on_full = read_all_once};
+    struct timespec until;
+    uint32_t prompt[4] = {1, 2, 3, 4};
+    assert_int_equal(sem_init(&f.again, 0, 0), 0);
+    rig_open(&r, &(struct rig_conf){.exec_opts = "clock=real",
+                                    .max_seqs = 4,
+                                    .max_requests = 4,
+                                    .n_pages = 300,
+                                    .test = &test});
+    f.engine = r.engine;
+    for (uint32_t id = 1; id <= 4; id++) {
+        struct kg_request q = {.id = id, .tokens = prompt, .n_prompt = 4, .max_tokens = 400};
+        assert_int_equal(kg_engine_submit(r.engine, &q, &err), KG_OK);
+    }
+    assert_int_equal(kg_engine_start(r.engine, &err), KG_OK);
+    (void)clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 20;
+    if (sem_timedwait(&f.again, &until) != 0) {
+        fail_msg("the thread sleeps with an empty outbox");
+    }
+    while (f.n_done < 4) {
+        struct pollfd p = {.fd = kg_engine_fd(r.engine), .events = POLLIN};
+        assert_int_equal(poll(&p, 1, 20000), 1);
+        while (kg_engine_next(r.engine, &ev) == KG_OK) {
+            f.n_done += ev.type == KG_EVENT_DONE;
+        }
+    }
+    rig_close(&r);
+    (void)sem_destroy(&f.again);
+}
+
+static void a_full_thread_stops_when_told(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct kg_error err;
+    struct full f = {.n_full = 1}; /* nobody reads */
+    struct kg_engine_test test = {.ctx = &f, .on_full = read_all_once};
+    uint32_t prompt[4] = {1, 2, 3, 4};
+    assert_int_equal(sem_init(&f.again, 0, 0), 0);
+    rig_open(&r, &(struct rig_conf){.exec_opts = "clock=real",
+                                    .max_seqs = 4,
+                                    .max_requests = 4,
+                                    .n_pages = 300,
+                                    .test = &test});
+    struct kg_request q = {.id = 1, .tokens = prompt, .n_prompt = 4, .max_tokens = 400};
+    assert_int_equal(kg_engine_submit(r.engine, &q, &err), KG_OK);
+    assert_int_equal(kg_engine_start(r.engine, &err), KG_OK);
+    assert_int_equal(sem_wait(&f.again), 0);
+    kg_engine_stop(r.engine);
+    rig_close(&r);
+    (void)sem_destroy(&f.again);
+}
+
 static void destroy_ends_live_requests_and_an_idle_thread(void **state)
 {
     (void)state;
@@ -175,6 +260,8 @@ int main(void)
         cmocka_unit_test(the_thread_answers_everything_it_is_asked),
         cmocka_unit_test(a_full_outbox_stops_the_step_and_reading_resumes_it),
         cmocka_unit_test(a_blocked_thread_is_woken_by_the_reader),
+        cmocka_unit_test(room_made_before_the_thread_sleeps_is_seen),
+        cmocka_unit_test(a_full_thread_stops_when_told),
         cmocka_unit_test(destroy_ends_live_requests_and_an_idle_thread),
         cmocka_unit_test(a_queue_timeout_wakes_the_idle_thread),
     };
