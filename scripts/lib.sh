@@ -86,11 +86,13 @@ install_missing() {
     rm -f /tmp/kedge-apt.$$.log
 }
 
-# build DIR [meson options...]: configures once, builds $build_targets (empty: everything); quiet
-# unless it fails. The C++ compiler of the tests is the one that goes with $CC.
+# build DIR [meson options...]: configures once, builds $build_targets, or what the tests of
+# $build_suites need (both empty: everything); quiet unless it fails. The C++ compiler of the tests is
+# the one that goes with $CC.
 build_targets=()
+build_suites=()
 build() {
-    local dir=$1 log
+    local dir=$1 log targets=("${build_targets[@]}")
     shift
     if [ -n "${CC:-}" ] && [ -z "${CXX:-}" ]; then
         local -x CXX=${CC/gcc/g++}
@@ -103,7 +105,10 @@ build() {
             return 1
         }
     fi
-    ninja -C "$dir" "${build_targets[@]}" >"$log" 2>&1 || {
+    if [ ${#build_suites[@]} -gt 0 ]; then
+        mapfile -t targets < <(scripts/test-targets "$dir" "${build_suites[@]}")
+    fi
+    ninja -C "$dir" "${targets[@]}" >"$log" 2>&1 || {
         tail -60 "$log" >&2
         say "error: the build in $dir failed (whole log: $log)"
         return 1
