@@ -19,36 +19,6 @@ static const char *const words[] = {
 };
 #define N_WORDS (sizeof(words) / sizeof(words[0]))
 
-/* Standard normal by the polar method. */
-static double draw_normal(struct kg_rng *r)
-{
-    double x, y, s;
-
-    do {
-        x = 2 * kg_rng_f64(r) - 1;
-        y = 2 * kg_rng_f64(r) - 1;
-        s = x * x + y * y;
-    } while (s >= 1 || s == 0);
-    return x * sqrt(-2 * log(s) / s);
-}
-
-/* Gamma of the given shape and mean 1 (Marsaglia and Tsang 2000). */
-static double draw_gamma(struct kg_rng *r, double shape)
-{
-    double d = (shape < 1 ? shape + 1 : shape) - 1.0 / 3, c = 1 / sqrt(9 * d), boost = 1;
-
-    if (shape < 1)
-        boost = pow(1 - kg_rng_f64(r), 1 / shape);
-    for (;;) {
-        double x = draw_normal(r), v = 1 + c * x, u = 1 - kg_rng_f64(r);
-        if (v <= 0)
-            continue;
-        v = v * v * v;
-        if (log(u) < 0.5 * x * x + d - d * v + d * log(v))
-            return d * v * boost / shape;
-    }
-}
-
 /* Gaps of mean 1/rate, stretched so that the last request is due at n / rate exactly. */
 static void set_times(const struct kg_bench_conf *conf, struct kg_rng *r, struct kg_bench_req *reqs,
                       uint32_t n)
@@ -58,7 +28,7 @@ static void set_times(const struct kg_bench_conf *conf, struct kg_rng *r, struct
     if (!isfinite(conf->request_rate) || (at = calloc(n, sizeof(*at))) == NULL)
         return; /* all due at 0 */
     for (uint32_t i = 0; i < n; i++) {
-        sum += draw_gamma(r, conf->burstiness) / conf->request_rate;
+        sum += kg_rng_gamma(r, conf->burstiness) / conf->burstiness / conf->request_rate;
         at[i] = sum;
     }
     for (uint32_t i = 0; i < n && sum > 0; i++)

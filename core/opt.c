@@ -184,7 +184,7 @@ int kg_opt_defaults(const struct kg_opt *rows, void *conf, struct kg_arena *stri
     return KG_OK;
 }
 
-static bool word_ok(const char *s)
+bool kg_opt_name_ok(const char *s)
 {
     if (*s < 'a' || *s > 'z')
         return false;
@@ -199,7 +199,7 @@ static int verify_shape(const struct kg_opt *row, size_t conf_size, struct kg_er
 {
     size_t bytes = field_bytes(row->type);
 
-    if (!word_ok(row->name) || strlen(row->name) > 40)
+    if (!kg_opt_name_ok(row->name) || strlen(row->name) > 40)
         return kg_fail(err, KG_EABI, "option name: found \"%.40s\", wanted at most 40 of a-z 0-9 _",
                        row->name);
     if (bytes == 0)

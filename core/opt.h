@@ -24,4 +24,7 @@ KG_CHECKED int kg_opt_verify(const struct kg_opt *rows, size_t conf_size, struct
 /* What values are legal, in words: "64 .. 65536", "ratio, uniform", "yes or no". */
 void kg_opt_wanted(const struct kg_opt *row, struct kg_buf *b);
 
+/* Whether a name of an option or a metric is a-z, then a-z 0-9 _. */
+bool kg_opt_name_ok(const char *s);
+
 #endif

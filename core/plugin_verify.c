@@ -268,23 +268,12 @@ static int verify_ops(const struct kg_plugin *p, const char *where, struct kg_er
     return KG_OK;
 }
 
-static bool metric_name_ok(const char *s)
-{
-    if (*s < 'a' || *s > 'z')
-        return false;
-    for (; *s != '\0'; s++) {
-        if ((*s < 'a' || *s > 'z') && (*s < '0' || *s > '9') && *s != '_')
-            return false;
-    }
-    return true;
-}
-
 static int verify_metrics(const struct kg_plugin *p, const char *where, struct kg_error *err)
 {
     for (const struct kg_metric *m = p->metrics; m != NULL && m->name != NULL; m++) {
         size_t n = strlen(m->name);
         bool total = n > 6 && strcmp(m->name + n - 6, "_total") == 0;
-        if (!metric_name_ok(m->name) || n > 80)
+        if (!kg_opt_name_ok(m->name) || n > 80)
             return kg_fail(err, KG_EABI,
                            "%s: metric name: found \"%.80s\", wanted at most 80 of a-z 0-9 _",
                            where, m->name);

@@ -1,6 +1,7 @@
 #include "base/num.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -64,33 +65,34 @@ int kg_num_u64_suffix(const char *s, uint64_t *v)
     return KG_OK;
 }
 
+/* Past the digits; whether there was one. */
+static bool skip_digits(const char **p)
+{
+    const char *start = *p;
+
+    while (is_digit(**p))
+        (*p)++;
+    return *p != start;
+}
+
 int kg_num_f64(const char *s, double *v)
 {
     const char *p = s;
 
     if (*p == '-' || *p == '+')
         p++;
-    if (!is_digit(*p))
-        return KG_EINVAL;
-    while (is_digit(*p))
+    bool good = skip_digits(&p);
+    if (good && *p == '.') {
         p++;
-    if (*p == '.') {
-        p++;
-        if (!is_digit(*p))
-            return KG_EINVAL;
-        while (is_digit(*p))
-            p++;
+        good = skip_digits(&p);
     }
-    if (*p == 'e' || *p == 'E') {
+    if (good && (*p == 'e' || *p == 'E')) {
         p++;
         if (*p == '-' || *p == '+')
             p++;
-        if (!is_digit(*p))
-            return KG_EINVAL;
-        while (is_digit(*p))
-            p++;
+        good = skip_digits(&p);
     }
-    if (*p != '\0')
+    if (!good || *p != '\0')
         return KG_EINVAL;
     double x = strtod(s, NULL);
     if (!isfinite(x))

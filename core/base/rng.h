@@ -55,4 +55,10 @@ static inline double kg_rng_f64(struct kg_rng *r)
     return (double)(kg_rng_u64(r) >> 11) * 0x1.0p-53;
 }
 
+/* Standard normal, by Marsaglia's polar method. */
+double kg_rng_normal(struct kg_rng *r);
+/* Gamma of this shape (> 0) and scale 1: Marsaglia and Tsang, ACM TOMS 26 (2000); shapes below 1 by
+ * the power of a uniform. */
+double kg_rng_gamma(struct kg_rng *r, double shape);
+
 #endif

@@ -141,8 +141,9 @@ static int read_content(struct kg_reader *r, struct kg_trace_req *q, const json_
     return rc;
 }
 
-static int read_turn(struct kg_reader *r, struct sessions *m, const json_t *o)
+static int read_turn(struct kg_reader *r, const json_t *o, void *ctx)
 {
+    struct sessions *m = ctx;
     struct kg_trace_req q;
     char digits[24], name[240];
     const char *session;
@@ -197,20 +198,8 @@ static int read_turn(struct kg_reader *r, struct sessions *m, const json_t *o)
 int kg_read_aiperf(struct kg_reader *r)
 {
     struct sessions m = {0};
-    const char *text;
-    size_t n;
-    int rc = 1;
+    int rc = kg_tj_lines(r, known, read_turn, &m);
 
-    while (rc > 0 && !kg_trace_full(r) && (rc = kg_lines_next(r->lines, &text, &n, r->err)) > 0) {
-        json_t *o = NULL;
-        rc = kg_tj_line(r, text, n, &o);
-        if (rc == KG_OK) {
-            kg_tj_unknown(r, o, known);
-            rc = read_turn(r, &m, o);
-        }
-        json_decref(o);
-        rc = rc == KG_OK ? 1 : rc;
-    }
     free(m.rows);
-    return rc < 0 ? rc : KG_OK;
+    return rc;
 }

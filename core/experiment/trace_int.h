@@ -67,6 +67,10 @@ uint64_t kg_trace_ns(double v, double unit_ns);
 /* --- json fields (trace_json.c). Each returns 1, 0 when absent (null counts), KG_EINVAL. --- */
 
 int kg_tj_line(struct kg_reader *r, const char *text, size_t n, json_t **root);
+/* Calls `read` with the object of each line until one fails, the trace is full, or the file ends;
+ * KG_OK or the error. Fields that are not in `known` are noted; NULL: nobody looks. */
+KG_CHECKED int kg_tj_lines(struct kg_reader *r, const char *const *known,
+                           int (*read)(struct kg_reader *r, const json_t *o, void *ctx), void *ctx);
 int kg_tj_u64(struct kg_reader *r, const json_t *o, const char *key, uint64_t lo, uint64_t hi,
               uint64_t *v);
 int kg_tj_time(struct kg_reader *r, const json_t *o, const char *key, double unit_ns, uint64_t *ns);

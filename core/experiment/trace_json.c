@@ -28,6 +28,28 @@ int kg_tj_line(struct kg_reader *r, const char *text, size_t n, json_t **root)
     return KG_OK;
 }
 
+int kg_tj_lines(struct kg_reader *r, const char *const *known,
+                int (*read)(struct kg_reader *r, const json_t *o, void *ctx), void *ctx)
+{
+    const char *text;
+    size_t n;
+    int rc = 1;
+
+    while (rc > 0 && !kg_trace_full(r) && (rc = kg_lines_next(r->lines, &text, &n, r->err)) > 0) {
+        json_t *o = NULL;
+        rc = kg_tj_line(r, text, n, &o);
+        if (rc == KG_OK && known != NULL) {
+            kg_tj_unknown(r, o, known);
+        }
+        if (rc == KG_OK) {
+            rc = read(r, o, ctx);
+        }
+        json_decref(o);
+        rc = rc == KG_OK ? 1 : rc;
+    }
+    return rc < 0 ? rc : KG_OK;
+}
+
 static const json_t *field(const json_t *o, const char *key)
 {
     const json_t *v = json_object_get(o, key);
@@ -350,8 +372,9 @@ static int read_names(struct kg_reader *r, struct kg_trace_req *q, const json_t 
     return rc < 0 ? rc : KG_OK;
 }
 
-static int read_request(struct kg_reader *r, const json_t *o, const struct dialect *d)
+static int read_request(struct kg_reader *r, const json_t *o, void *ctx)
 {
+    const struct dialect *d = ctx;
     struct kg_trace_req q = kg_trace_blank(r);
     char digits[24];
     const char *name = NULL;
@@ -399,22 +422,9 @@ int kg_read_json(struct kg_reader *r)
         "prompt",    "id",           "tenant",        "domain",   "after",          "boundaries",
         "delay",     "cancel_after", "chat_id",       "turn",     "parent_chat_id", "type",
         NULL};
-    const struct dialect native = {"id", "after", NS_PER_MS, 512};
-    const struct dialect bailian = {"chat_id", "parent_chat_id", NS_PER_S, 16};
-    const struct dialect *d = r->conf->format == KG_TRACE_BAILIAN ? &bailian : &native;
-    const char *text;
-    size_t n;
-    int rc = 1;
+    struct dialect native = {"id", "after", NS_PER_MS, 512};
+    struct dialect bailian = {"chat_id", "parent_chat_id", NS_PER_S, 16};
 
-    while (rc > 0 && !kg_trace_full(r) && (rc = kg_lines_next(r->lines, &text, &n, r->err)) > 0) {
-        json_t *o = NULL;
-        rc = kg_tj_line(r, text, n, &o);
-        if (rc == KG_OK) {
-            kg_tj_unknown(r, o, known);
-            rc = read_request(r, o, d);
-        }
-        json_decref(o);
-        rc = rc == KG_OK ? 1 : rc;
-    }
-    return rc < 0 ? rc : KG_OK;
+    return kg_tj_lines(r, known, read_request,
+                       r->conf->format == KG_TRACE_BAILIAN ? &bailian : &native);
 }

@@ -167,8 +167,9 @@ static int read_window(struct kg_reader *r, struct model *m, const json_t *w, si
     return KG_OK;
 }
 
-static int read_client(struct kg_reader *r, struct model *m, const json_t *o)
+static int read_client(struct kg_reader *r, const json_t *o, void *ctx)
 {
+    struct model *m = ctx;
     const json_t *win = NULL;
     struct client *p = realloc(m->clients, (m->n_clients + 1) * sizeof(*p));
 
@@ -194,48 +195,12 @@ static int read_client(struct kg_reader *r, struct model *m, const json_t *o)
 
 /* --- drawing --- */
 
-/* Standard normal, by Marsaglia's polar method. */
-static double draw_normal(struct kg_rng *g)
-{
-    double u, v, s;
-
-    do {
-        u = 2 * kg_rng_f64(g) - 1;
-        v = 2 * kg_rng_f64(g) - 1;
-        s = u * u + v * v;
-    } while (s >= 1 || s == 0);
-    return u * sqrt(-2 * log(s) / s);
-}
-
-/* Gamma with scale 1: Marsaglia and Tsang, ACM TOMS 26 (2000); shapes below 1 by the power of a
- * uniform. */
-static double draw_gamma(struct kg_rng *g, double shape)
-{
-    double boost = 1;
-
-    if (shape < 1) {
-        boost = pow(1 - kg_rng_f64(g), 1 / shape);
-        shape += 1;
-    }
-    double d = shape - 1.0 / 3, c = 1 / sqrt(9 * d);
-    for (;;) {
-        double x = draw_normal(g), v = 1 + c * x;
-        if (v <= 0) {
-            continue;
-        }
-        v = v * v * v;
-        if (log(1 - kg_rng_f64(g)) < 0.5 * x * x + d - d * v + d * log(v)) {
-            return d * v * boost;
-        }
-    }
-}
-
 static double draw_gap(struct kg_rng *g, const struct window *w)
 {
     if (w->weibull) {
         return w->scale * pow(-log(1 - kg_rng_f64(g)), 1 / w->shape);
     }
-    return w->scale * draw_gamma(g, w->shape);
+    return w->scale * kg_rng_gamma(g, w->shape);
 }
 
 /* From a window's start to its first request. The process runs already, so that the gap it falls
@@ -246,9 +211,9 @@ static double draw_first(struct kg_rng *g, const struct window *w)
     double u = kg_rng_f64(g);
 
     if (w->weibull) {
-        return u * w->scale * pow(draw_gamma(g, 1 + 1 / w->shape), 1 / w->shape);
+        return u * w->scale * pow(kg_rng_gamma(g, 1 + 1 / w->shape), 1 / w->shape);
     }
-    return u * w->scale * draw_gamma(g, w->shape + 1);
+    return u * w->scale * kg_rng_gamma(g, w->shape + 1);
 }
 
 static uint32_t draw_length(struct kg_rng *g, const struct table *t)
@@ -357,21 +322,8 @@ static int by_time(const void *a, const void *b)
 int kg_read_servegen(struct kg_reader *r)
 {
     struct model m = {0};
-    const char *text;
-    size_t n;
-    int rc;
+    int rc = kg_tj_lines(r, NULL, read_client, &m); /* nothing is full before the draws */
 
-    while ((rc = kg_lines_next(r->lines, &text, &n, r->err)) > 0) {
-        json_t *o = NULL;
-        rc = kg_tj_line(r, text, n, &o);
-        if (rc == KG_OK) {
-            rc = read_client(r, &m, o);
-        }
-        json_decref(o);
-        if (rc != KG_OK) {
-            break;
-        }
-    }
     if (rc == KG_OK) {
         rc = draw_all(r, &m);
     }

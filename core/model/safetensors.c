@@ -344,29 +344,6 @@ void kg_st_close(struct kg_st *st)
     free(st);
 }
 
-int kg_st_parse(const char *file, const void *data, uint64_t n, struct kg_st **st,
-                struct kg_error *err)
-{
-    struct kg_st *s = new_st(1, err);
-    int rc;
-
-    if (s == NULL) {
-        return KG_ENOMEM;
-    }
-    s->shards[0].path = strdup(file);
-    rc = s->shards[0].path == NULL ? kg_fail(err, KG_ENOMEM, "%.200s: no memory", file)
-                                   : add_file(s, 0, file, data, n, err);
-    if (rc == KG_OK) {
-        rc = finish(s, err);
-    }
-    if (rc < 0) {
-        kg_st_close(s);
-        return rc;
-    }
-    *st = s;
-    return KG_OK;
-}
-
 /* Maps one shard, whose path the caller has set, and adds its tensors. */
 static int open_shard(struct kg_st *st, uint32_t i, struct kg_error *err)
 {
@@ -376,7 +353,9 @@ static int open_shard(struct kg_st *st, uint32_t i, struct kg_error *err)
     return rc < 0 ? rc : add_file(st, i, s->path, s->map, s->n, err);
 }
 
-int kg_st_open_file(const char *path, struct kg_st **st, struct kg_error *err)
+/* A checkpoint of one shard: n bytes of memory, or with data NULL the file itself. */
+static int open_single(const char *file, const void *data, uint64_t n, struct kg_st **st,
+                       struct kg_error *err)
 {
     struct kg_st *s = new_st(1, err);
     int rc;
@@ -384,9 +363,12 @@ int kg_st_open_file(const char *path, struct kg_st **st, struct kg_error *err)
     if (s == NULL) {
         return KG_ENOMEM;
     }
-    s->shards[0].path = strdup(path);
-    rc = s->shards[0].path == NULL ? kg_fail(err, KG_ENOMEM, "%.200s: no memory", path)
-                                   : open_shard(s, 0, err);
+    s->shards[0].path = strdup(file);
+    if (s->shards[0].path == NULL) {
+        rc = kg_fail(err, KG_ENOMEM, "%.200s: no memory", file);
+    } else {
+        rc = data != NULL ? add_file(s, 0, file, data, n, err) : open_shard(s, 0, err);
+    }
     if (rc == KG_OK) {
         rc = finish(s, err);
     }
@@ -396,6 +378,17 @@ int kg_st_open_file(const char *path, struct kg_st **st, struct kg_error *err)
     }
     *st = s;
     return KG_OK;
+}
+
+int kg_st_parse(const char *file, const void *data, uint64_t n, struct kg_st **st,
+                struct kg_error *err)
+{
+    return open_single(file, data != NULL ? data : "", n, st, err);
+}
+
+int kg_st_open_file(const char *path, struct kg_st **st, struct kg_error *err)
+{
+    return open_single(path, NULL, 0, st, err);
 }
 
 /* A shard is a plain file name beside the index: nothing that leads out of the folder. */
