@@ -59,26 +59,6 @@ uint64_t null_cost(const struct kg_exec *x, uint32_t rows)
     return x->conf.base_ns + (uint64_t)rows * x->conf.per_row_ns;
 }
 
-static void *take(struct kg_exec *x, size_t n, size_t each)
-{
-    void *p = NULL;
-    size_t bytes;
-
-    if (!__builtin_mul_overflow(n, each, &bytes)) {
-        p = x->host->alloc(x->host->ctx, bytes == 0 ? 1 : bytes, 64);
-    }
-    return p;
-}
-
-static void put(struct kg_exec *x, void *p, size_t n, size_t each)
-{
-    size_t bytes = n * each;
-
-    if (p != NULL) {
-        x->host->free(x->host->ctx, p, bytes == 0 ? 1 : bytes);
-    }
-}
-
 static size_t n_slot_tokens(const struct kg_exec *x)
 {
     return (size_t)x->max_context + x->max_draft + 1;
@@ -90,19 +70,20 @@ static void close_null(struct kg_exec *x)
         return;
     }
     const struct kg_host *host = x->host;
-    put(x, x->slots, x->max_seqs, sizeof(*x->slots));
-    put(x, x->slot_tokens, x->max_seqs * n_slot_tokens(x), sizeof(uint32_t));
-    put(x, x->slot_drafts, x->max_seqs * ((size_t)x->max_draft + 1), sizeof(uint32_t));
-    put(x, x->slot_pages, (size_t)x->max_seqs * x->max_pages, sizeof(uint32_t));
-    put(x, x->results, x->max_seqs, sizeof(*x->results));
-    put(x, x->out_tokens, x->max_seqs * ((size_t)x->max_draft + 1), sizeof(uint32_t));
-    put(x, x->row_hash, (size_t)x->max_rows + 1, sizeof(uint64_t));
-    put(x, x->logprobs, x->n_logprobs_max, sizeof(*x->logprobs));
-    put(x, x->logits, (size_t)x->max_rows * x->conf.vocab, sizeof(float));
-    put(x, x->views, 1 + 2 * (size_t)x->conf.n_state_parts, sizeof(*x->views));
-    put(x, x->arena, x->layout.arena_bytes, 1);
+    kg_host_put(x->host, x->slots, x->max_seqs, sizeof(*x->slots));
+    kg_host_put(x->host, x->slot_tokens, x->max_seqs * n_slot_tokens(x), sizeof(uint32_t));
+    kg_host_put(x->host, x->slot_drafts, x->max_seqs * ((size_t)x->max_draft + 1),
+                sizeof(uint32_t));
+    kg_host_put(x->host, x->slot_pages, (size_t)x->max_seqs * x->max_pages, sizeof(uint32_t));
+    kg_host_put(x->host, x->results, x->max_seqs, sizeof(*x->results));
+    kg_host_put(x->host, x->out_tokens, x->max_seqs * ((size_t)x->max_draft + 1), sizeof(uint32_t));
+    kg_host_put(x->host, x->row_hash, (size_t)x->max_rows + 1, sizeof(uint64_t));
+    kg_host_put(x->host, x->logprobs, x->n_logprobs_max, sizeof(*x->logprobs));
+    kg_host_put(x->host, x->logits, (size_t)x->max_rows * x->conf.vocab, sizeof(float));
+    kg_host_put(x->host, x->views, 1 + 2 * (size_t)x->conf.n_state_parts, sizeof(*x->views));
+    kg_host_put(x->host, x->arena, x->layout.arena_bytes, 1);
     for (uint32_t k = 0; k < KG_N_KINDS; k++) {
-        put(x, x->table[k], x->n_table[k], sizeof(uint32_t));
+        kg_host_put(x->host, x->table[k], x->n_table[k], sizeof(uint32_t));
     }
     host->free(host->ctx, x, sizeof(*x));
 }
@@ -112,16 +93,16 @@ static int alloc_open(struct kg_exec *x)
     size_t out = (size_t)x->max_draft + 1;
 
     x->n_logprobs_max = (x->max_seqs * out + x->max_rows) * (KG_MAX_LOGPROBS + 1);
-    x->slots = take(x, x->max_seqs, sizeof(*x->slots));
-    x->slot_tokens = take(x, x->max_seqs * n_slot_tokens(x), sizeof(uint32_t));
-    x->slot_drafts = take(x, x->max_seqs * out, sizeof(uint32_t));
-    x->results = take(x, x->max_seqs, sizeof(*x->results));
-    x->out_tokens = take(x, x->max_seqs * out, sizeof(uint32_t));
-    x->row_hash = take(x, (size_t)x->max_rows + 1, sizeof(uint64_t));
-    x->logprobs = take(x, x->n_logprobs_max, sizeof(*x->logprobs));
-    x->views = take(x, 1 + 2 * (size_t)x->conf.n_state_parts, sizeof(*x->views));
+    x->slots = kg_host_take(x->host, x->max_seqs, sizeof(*x->slots));
+    x->slot_tokens = kg_host_take(x->host, x->max_seqs * n_slot_tokens(x), sizeof(uint32_t));
+    x->slot_drafts = kg_host_take(x->host, x->max_seqs * out, sizeof(uint32_t));
+    x->results = kg_host_take(x->host, x->max_seqs, sizeof(*x->results));
+    x->out_tokens = kg_host_take(x->host, x->max_seqs * out, sizeof(uint32_t));
+    x->row_hash = kg_host_take(x->host, (size_t)x->max_rows + 1, sizeof(uint64_t));
+    x->logprobs = kg_host_take(x->host, x->n_logprobs_max, sizeof(*x->logprobs));
+    x->views = kg_host_take(x->host, 1 + 2 * (size_t)x->conf.n_state_parts, sizeof(*x->views));
     if (x->caps & KG_EXEC_CAP_LOGITS) {
-        x->logits = take(x, (size_t)x->max_rows * x->conf.vocab, sizeof(float));
+        x->logits = kg_host_take(x->host, (size_t)x->max_rows * x->conf.vocab, sizeof(float));
     }
     if (x->slots == NULL || x->slot_tokens == NULL || x->slot_drafts == NULL ||
         x->results == NULL || x->out_tokens == NULL || x->row_hash == NULL || x->logprobs == NULL ||
@@ -263,12 +244,12 @@ static int bind_null(struct kg_exec *x, const struct kg_pool_layout *l, struct k
     x->n_entry[KG_PAGE] = 1;
     x->n_entry[KG_STATE] = l->slots_per_state;
     x->max_pages = (x->max_context + x->max_draft) / l->page_tokens + 1;
-    x->slot_pages = take(x, (size_t)x->max_seqs * x->max_pages, sizeof(uint32_t));
-    x->arena = take(x, l->arena_bytes, 1);
+    x->slot_pages = kg_host_take(x->host, (size_t)x->max_seqs * x->max_pages, sizeof(uint32_t));
+    x->arena = kg_host_take(x->host, l->arena_bytes, 1);
     for (uint32_t k = 0; k < KG_N_KINDS; k++) {
         uint64_t n = (uint64_t)l->max_units[k] * x->n_entry[k];
         x->n_table[k] = n < UINT32_MAX ? (uint32_t)n : 0;
-        x->table[k] = take(x, x->n_table[k], sizeof(uint32_t));
+        x->table[k] = kg_host_take(x->host, x->n_table[k], sizeof(uint32_t));
         if (x->table[k] != NULL) {
             memset(x->table[k], 0xff, x->n_table[k] * sizeof(uint32_t));
         }

@@ -102,26 +102,6 @@ static void advance(struct kg_exec *x, uint64_t t_ns)
     }
 }
 
-static void *take(struct kg_exec *x, size_t n, size_t each)
-{
-    void *p = NULL;
-    size_t bytes;
-
-    if (!__builtin_mul_overflow(n, each, &bytes)) {
-        p = x->host->alloc(x->host->ctx, bytes == 0 ? 1 : bytes, 64);
-    }
-    return p;
-}
-
-static void put(struct kg_exec *x, void *p, size_t n, size_t each)
-{
-    size_t bytes = n * each;
-
-    if (p != NULL) {
-        x->host->free(x->host->ctx, p, bytes == 0 ? 1 : bytes);
-    }
-}
-
 static void close_sim(struct kg_exec *x)
 {
     if (x == NULL) {
@@ -136,15 +116,15 @@ static void close_sim(struct kg_exec *x)
     }
     sim_timing_close(&x->timing);
     sim_answers_close(&x->answers);
-    put(x, x->slots, x->max_seqs, sizeof(*x->slots));
-    put(x, x->drafts, x->max_seqs * ((size_t)x->max_draft + 1), sizeof(uint32_t));
-    put(x, x->histories, (size_t)x->max_seqs * x->max_context, sizeof(uint32_t));
-    put(x, x->results, x->max_seqs, sizeof(*x->results));
-    put(x, x->out_tokens, x->max_seqs * ((size_t)x->max_draft + 1), sizeof(uint32_t));
-    put(x, x->logprobs, x->n_logprobs, sizeof(*x->logprobs));
-    put(x, x->state_length, x->layout.max_units[KG_STATE], sizeof(uint32_t));
+    kg_host_put(x->host, x->slots, x->max_seqs, sizeof(*x->slots));
+    kg_host_put(x->host, x->drafts, x->max_seqs * ((size_t)x->max_draft + 1), sizeof(uint32_t));
+    kg_host_put(x->host, x->histories, (size_t)x->max_seqs * x->max_context, sizeof(uint32_t));
+    kg_host_put(x->host, x->results, x->max_seqs, sizeof(*x->results));
+    kg_host_put(x->host, x->out_tokens, x->max_seqs * ((size_t)x->max_draft + 1), sizeof(uint32_t));
+    kg_host_put(x->host, x->logprobs, x->n_logprobs, sizeof(*x->logprobs));
+    kg_host_put(x->host, x->state_length, x->layout.max_units[KG_STATE], sizeof(uint32_t));
     for (uint32_t k = 0; k < KG_N_KINDS; k++) {
-        put(x, x->table[k], x->n_table[k], sizeof(uint32_t));
+        kg_host_put(x->host, x->table[k], x->n_table[k], sizeof(uint32_t));
     }
     host->free(host->ctx, x, sizeof(*x));
 }
@@ -155,12 +135,12 @@ static int alloc_open(struct kg_exec *x)
     size_t out = (size_t)x->max_draft + 1;
 
     x->n_logprobs = (x->max_seqs * out + x->max_rows) * (KG_MAX_LOGPROBS + 1);
-    x->slots = take(x, x->max_seqs, sizeof(*x->slots));
-    x->drafts = take(x, x->max_seqs * out, sizeof(uint32_t));
-    x->histories = take(x, (size_t)x->max_seqs * x->max_context, sizeof(uint32_t));
-    x->results = take(x, x->max_seqs, sizeof(*x->results));
-    x->out_tokens = take(x, x->max_seqs * out, sizeof(uint32_t));
-    x->logprobs = take(x, x->n_logprobs, sizeof(*x->logprobs));
+    x->slots = kg_host_take(x->host, x->max_seqs, sizeof(*x->slots));
+    x->drafts = kg_host_take(x->host, x->max_seqs * out, sizeof(uint32_t));
+    x->histories = kg_host_take(x->host, (size_t)x->max_seqs * x->max_context, sizeof(uint32_t));
+    x->results = kg_host_take(x->host, x->max_seqs, sizeof(*x->results));
+    x->out_tokens = kg_host_take(x->host, x->max_seqs * out, sizeof(uint32_t));
+    x->logprobs = kg_host_take(x->host, x->n_logprobs, sizeof(*x->logprobs));
     if (x->slots == NULL || x->drafts == NULL || x->histories == NULL || x->results == NULL ||
         x->out_tokens == NULL || x->logprobs == NULL) {
         return KG_ENOMEM;
@@ -333,11 +313,11 @@ static int bind_sim(struct kg_exec *x, const struct kg_pool_layout *l, struct kg
     x->n_entry[KG_PAGE] = 1;
     x->n_entry[KG_STATE] = l->slots_per_state;
     x->max_pages = (x->max_context + x->max_draft) / l->page_tokens + 1;
-    x->state_length = take(x, l->max_units[KG_STATE], sizeof(uint32_t));
+    x->state_length = kg_host_take(x->host, l->max_units[KG_STATE], sizeof(uint32_t));
     for (uint32_t k = 0; k < KG_N_KINDS; k++) {
         uint64_t n = (uint64_t)l->max_units[k] * x->n_entry[k];
         x->n_table[k] = n < UINT32_MAX ? (uint32_t)n : 0;
-        x->table[k] = take(x, x->n_table[k], sizeof(uint32_t));
+        x->table[k] = kg_host_take(x->host, x->n_table[k], sizeof(uint32_t));
         if (x->table[k] != NULL) {
             memset(x->table[k], 0xff, x->n_table[k] * sizeof(uint32_t));
         }

@@ -4,8 +4,6 @@
 
 /* Far above any arena, far below where sums of two could wrap. */
 #define TOO_MUCH (UINT64_C(1) << 62)
-#define MOST_PARTS (1u << 16)
-#define MOST_SEQS (1u << 20)
 
 /* a * b, or TOO_MUCH: what is too much to count fits nowhere. */
 static uint64_t mul(uint64_t a, uint64_t b)
@@ -25,30 +23,6 @@ static uint64_t ceil_div(uint64_t a, uint64_t b)
 static uint64_t round_up(uint64_t a, uint64_t step)
 {
     return mul(ceil_div(a, step), step);
-}
-
-static int check_geom(const struct kg_pool_geom *g, struct kg_error *err)
-{
-    if (g->size < sizeof(*g))
-        return kg_fail(err, KG_EABI, "pool geometry has %zu bytes, wanted %zu", g->size,
-                       sizeof(*g));
-    if (g->token_bytes == 0 || g->state_part_bytes == 0 || g->n_state_parts == 0 ||
-        g->page_tokens == 0 || g->page_tokens_align == 0 || g->max_seqs == 0)
-        return kg_fail(err, KG_ECONFIG,
-                       "pool geometry needs all of: token bytes %" PRIu64
-                       ", state parts %u of %" PRIu64
-                       " bytes, page tokens %u in steps of %u, max_seqs %u",
-                       g->token_bytes, g->n_state_parts, g->state_part_bytes, g->page_tokens,
-                       g->page_tokens_align, g->max_seqs);
-    if (g->align == 0 || (g->align & (g->align - 1)) != 0)
-        return kg_fail(err, KG_ECONFIG, "pool alignment %u is not a power of two", g->align);
-    if (g->n_state_parts > MOST_PARTS || g->max_seqs > MOST_SEQS)
-        return kg_fail(err, KG_ECONFIG, "%u state parts (at most %u), max_seqs = %u (at most %u)",
-                       g->n_state_parts, MOST_PARTS, g->max_seqs, MOST_SEQS);
-    if (g->arena_bytes >= TOO_MUCH)
-        return kg_fail(err, KG_ECONFIG, "[memory] bytes = %" PRIu64 " is beyond any machine",
-                       g->arena_bytes);
-    return KG_OK;
 }
 
 static int check_ids(uint64_t slots, uint64_t stride, const char *what, struct kg_error *err)
@@ -205,7 +179,7 @@ static int plan_uniform(const struct conf *conf, const struct kg_pool_geom *g,
 int plan_arena(const struct conf *conf, const struct kg_pool_geom *geom,
                struct kg_pool_layout *layout, uint64_t natural[KG_N_KINDS], struct kg_error *err)
 {
-    int rc = check_geom(geom, err);
+    int rc = kg_pool_geom_check(geom, err);
 
     if (rc != KG_OK)
         return rc;

@@ -26,7 +26,6 @@
 
 /* Far above any arena; sums of a few such still fit 64 bits. */
 #define TOO_MUCH (UINT64_C(1) << 60)
-#define MOST_SEQS (1u << 20)
 
 struct conf {
     uint32_t idle_moves; /* most units one idle compaction moves */
@@ -476,33 +475,10 @@ static uint64_t round_up(uint64_t a, uint64_t step)
     return mul(a / step + (a % step != 0), step);
 }
 
-static int check_geom(const struct kg_pool_geom *g, struct kg_error *err)
-{
-    if (g->size < sizeof(*g))
-        return kg_fail(err, KG_EABI, "pool geometry has %zu bytes, wanted %zu", g->size,
-                       sizeof(*g));
-    if (g->token_bytes == 0 || g->state_part_bytes == 0 || g->n_state_parts == 0 ||
-        g->page_tokens == 0 || g->page_tokens_align == 0 || g->max_seqs == 0)
-        return kg_fail(err, KG_ECONFIG,
-                       "pool geometry needs all of: token bytes %" PRIu64
-                       ", state parts %u of %" PRIu64
-                       " bytes, page tokens %u in steps of %u, max_seqs %u",
-                       g->token_bytes, g->n_state_parts, g->state_part_bytes, g->page_tokens,
-                       g->page_tokens_align, g->max_seqs);
-    if (g->align == 0 || (g->align & (g->align - 1)) != 0)
-        return kg_fail(err, KG_ECONFIG, "pool alignment %u is not a power of two", g->align);
-    if (g->max_seqs > MOST_SEQS)
-        return kg_fail(err, KG_ECONFIG, "max_seqs = %u is above %u", g->max_seqs, MOST_SEQS);
-    if (g->arena_bytes >= TOO_MUCH)
-        return kg_fail(err, KG_ECONFIG, "[memory] bytes = %" PRIu64 " is beyond any machine",
-                       g->arena_bytes);
-    return KG_OK;
-}
-
 static int plan_arena(const struct kg_pool_geom *g, struct kg_pool_layout *l,
                       uint64_t natural[KG_N_KINDS], struct kg_error *err)
 {
-    int rc = check_geom(g, err);
+    int rc = kg_pool_geom_check(g, err);
     if (rc != KG_OK)
         return rc;
 

@@ -13,9 +13,10 @@ static const struct kg_opt options[] = {
 
 /* --- life --- */
 
+/* Of zeros. */
 static void *take(struct kg_sched *s, size_t n, size_t each)
 {
-    void *p = s->host->alloc(s->host->ctx, n * each, 64);
+    void *p = kg_host_take(s->host, n, each);
 
     if (p != NULL) {
         memset(p, 0, n * each);
@@ -23,24 +24,17 @@ static void *take(struct kg_sched *s, size_t n, size_t each)
     return p;
 }
 
-static void put(struct kg_sched *s, void *p, size_t n, size_t each)
-{
-    if (p != NULL) {
-        s->host->free(s->host->ctx, p, n * each);
-    }
-}
-
 static void close_fair(struct kg_sched *s)
 {
     if (s == NULL) {
         return;
     }
-    put(s, s->tenants, s->max_tenants, sizeof(*s->tenants));
-    put(s, s->reqs, s->max_requests, sizeof(*s->reqs));
-    put(s, s->map, (size_t)s->map_mask + 1, sizeof(*s->map));
-    put(s, s->items, s->max_requests, sizeof(*s->items));
-    put(s, s->active, s->max_tenants, sizeof(*s->active));
-    put(s, s->order, s->max_requests, sizeof(*s->order));
+    kg_host_put(s->host, s->tenants, s->max_tenants, sizeof(*s->tenants));
+    kg_host_put(s->host, s->reqs, s->max_requests, sizeof(*s->reqs));
+    kg_host_put(s->host, s->map, (size_t)s->map_mask + 1, sizeof(*s->map));
+    kg_host_put(s->host, s->items, s->max_requests, sizeof(*s->items));
+    kg_host_put(s->host, s->active, s->max_tenants, sizeof(*s->active));
+    kg_host_put(s->host, s->order, s->max_requests, sizeof(*s->order));
     s->host->free(s->host->ctx, s, sizeof(*s));
 }
 

@@ -172,24 +172,14 @@ static void forget(struct kg_tier *t, uint32_t *link)
 
 /* --- life --- */
 
-static void *take(struct kg_tier *t, uint64_t n, uint64_t each)
-{
-    return t->host->alloc(t->host->ctx, n * each, 64);
-}
-
-static void put_back(struct kg_tier *t, void *p, uint64_t n, uint64_t each)
-{
-    t->host->free(t->host->ctx, p, n * each);
-}
-
 static void mem_close(struct kg_tier *tier)
 {
     if (tier == NULL)
         return;
-    put_back(tier, tier->buckets, tier->mask + 1ull, sizeof(*tier->buckets));
-    put_back(tier, tier->entries, tier->max + 1ull, sizeof(*tier->entries));
-    put_back(tier, tier->next_block, tier->max + 1ull, sizeof(*tier->next_block));
-    put_back(tier, tier->blocks, tier->max + 1ull, tier->stride);
+    kg_host_put(tier->host, tier->buckets, tier->mask + 1ull, sizeof(*tier->buckets));
+    kg_host_put(tier->host, tier->entries, tier->max + 1ull, sizeof(*tier->entries));
+    kg_host_put(tier->host, tier->next_block, tier->max + 1ull, sizeof(*tier->next_block));
+    kg_host_put(tier->host, tier->blocks, tier->max + 1ull, tier->stride);
     tier->host->free(tier->host->ctx, tier, sizeof(*tier));
 }
 
@@ -240,10 +230,10 @@ static int mem_open(const struct kg_host *host, const void *conf, const struct k
         host->free(host->ctx, t, sizeof(*t));
         return rc;
     }
-    t->buckets = take(t, t->mask + 1ull, sizeof(*t->buckets));
-    t->entries = take(t, t->max + 1ull, sizeof(*t->entries));
-    t->next_block = take(t, t->max + 1ull, sizeof(*t->next_block));
-    t->blocks = take(t, t->max + 1ull, t->stride);
+    t->buckets = kg_host_take(t->host, t->mask + 1ull, sizeof(*t->buckets));
+    t->entries = kg_host_take(t->host, t->max + 1ull, sizeof(*t->entries));
+    t->next_block = kg_host_take(t->host, t->max + 1ull, sizeof(*t->next_block));
+    t->blocks = kg_host_take(t->host, t->max + 1ull, t->stride);
     if (t->buckets == NULL || t->entries == NULL || t->next_block == NULL || t->blocks == NULL) {
         mem_close(t);
         return kg_fail(err, KG_ENOMEM, "tier-mem: no memory for %llu bytes",

@@ -36,13 +36,13 @@ enum kg_opt_type {
     KG_OPT_U32 = 1,  /* uint32_t */
     KG_OPT_U64 = 2,  /* uint64_t; accepts k, m, g, t suffixes (powers of 1024) */
     KG_OPT_F64 = 3,  /* double */
-    KG_OPT_BOOL = 4, /* uint32_t 0 or 1; accepts yes/no/on/off/true/false */
+    KG_OPT_BOOL = 4, /* uint32_t 0 or 1; accepts yes/no/on/off/true/false/1/0 */
     KG_OPT_STR = 5,  /* const char *, owned by the core, valid until close */
     KG_OPT_ENUM = 6, /* uint32_t index into `choices` */
 };
 
 /* Option flags. */
-#define KG_OPT_RELOAD 1u /* may change on SIGHUP */
+#define KG_OPT_RELOAD 1u /* reserved: nothing reads options again while running */
 #define KG_OPT_ARM 2u    /* may be overridden in [arm NAME] */
 #define KG_OPT_PATH 4u   /* STR: a path; relative ones mean the folder of the INI file */
 

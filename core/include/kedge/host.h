@@ -48,6 +48,28 @@ struct kg_host {
     uint32_t reserved; /* 0 */
 };
 
+/*
+ * An array of n elements of `each` bytes, aligned to 64; n may be 0. NULL when there is no memory,
+ * or no number for its bytes. Not in a step. It goes back with the same n and each.
+ */
+static inline void *kg_host_take(const struct kg_host *host, size_t n, size_t each)
+{
+    size_t bytes;
+
+    if (__builtin_mul_overflow(n, each, &bytes)) {
+        return NULL;
+    }
+    return host->alloc(host->ctx, bytes == 0 ? 1 : bytes, 64);
+}
+
+/* Gives an array of kg_host_take back; p may be NULL. */
+static inline void kg_host_put(const struct kg_host *host, void *p, size_t n, size_t each)
+{
+    if (p != NULL) {
+        host->free(host->ctx, p, n * each == 0 ? 1 : n * each);
+    }
+}
+
 /* Adds to a counter. One writer per cell, so a plain relaxed store is enough. */
 static inline void kg_add(struct kg_cell *cell, uint64_t n)
 {

@@ -51,6 +51,34 @@ struct kg_pool_geom {
     uint32_t reserved;          /* 0 */
 };
 
+/* What no pool can plan for, whatever its design: KG_EABI, or KG_ECONFIG with the numbers. With
+ * KG_OK all counts are above 0, and products of two of them and of sizes are to be checked. */
+static inline int kg_pool_geom_check(const struct kg_pool_geom *g, struct kg_error *err)
+{
+    const uint32_t most_parts = 1u << 16, most_seqs = 1u << 20;
+
+    if (g->size < sizeof(*g))
+        return kg_fail(err, KG_EABI, "pool geometry has %zu bytes, wanted %zu", g->size,
+                       sizeof(*g));
+    if (g->token_bytes == 0 || g->state_part_bytes == 0 || g->n_state_parts == 0 ||
+        g->page_tokens == 0 || g->page_tokens_align == 0 || g->max_seqs == 0)
+        return kg_fail(err, KG_ECONFIG,
+                       "pool geometry needs all of: token bytes %llu, state parts %u of %llu "
+                       "bytes, page tokens %u in steps of %u, max_seqs %u",
+                       (unsigned long long)g->token_bytes, g->n_state_parts,
+                       (unsigned long long)g->state_part_bytes, g->page_tokens,
+                       g->page_tokens_align, g->max_seqs);
+    if (g->align == 0 || (g->align & (g->align - 1)) != 0)
+        return kg_fail(err, KG_ECONFIG, "pool alignment %u is not a power of two", g->align);
+    if (g->n_state_parts > most_parts || g->max_seqs > most_seqs)
+        return kg_fail(err, KG_ECONFIG, "%u state parts (at most %u), max_seqs = %u (at most %u)",
+                       g->n_state_parts, most_parts, g->max_seqs, most_seqs);
+    if (g->arena_bytes >= UINT64_C(1) << 60)
+        return kg_fail(err, KG_ECONFIG, "[memory] bytes = %llu is beyond any machine",
+                       (unsigned long long)g->arena_bytes);
+    return KG_OK;
+}
+
 /*
  * The pool's answer. The bytes of table entry e of kind k lie at
  *     base[k] + (uint64_t)table(k)[e] * stride[k]
