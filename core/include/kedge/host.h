@@ -33,7 +33,8 @@ struct kg_host {
     void *(*alloc)(void *ctx, size_t bytes, size_t align);
     void (*free)(void *ctx, void *p, size_t bytes);
 
-    /* One line, prefixed with the instance; rate-limited; below WARN not in a step. */
+    /* One line, prefixed with the instance; ten a second of a message at most. In a step only on
+     * what is rare: a fault, or a plugin that changes its mind for long. */
     void (*log)(void *ctx, uint32_t level, const char *fmt, ...)
         __attribute__((format(printf, 3, 4)));
 
