@@ -2,6 +2,7 @@
 
 #include "base/num.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,6 +159,19 @@ int kg_cmd_fail(const struct kg_error *err)
     (void)fprintf(stderr, "kedge: %s\n", err->text);
     return err->rc == KG_ECONFIG || err->rc == KG_EABI || err->rc == KG_ENOENT ? KG_EXIT_USAGE
                                                                                : KG_EXIT_FAILED;
+}
+
+int kg_cmd_save(const char *path, const struct kg_buf *b, struct kg_error *err)
+{
+    if (b->rc != KG_OK)
+        return kg_fail(err, b->rc, "%s: no memory for what is to be written", path);
+    FILE *f = strcmp(path, "-") == 0 ? stdout : fopen(path, "wb");
+    if (f == NULL)
+        return kg_fail(err, KG_EIO, "%s: %s", path, strerror(errno));
+    size_t n = b->len > 0 ? fwrite(b->data, 1, b->len, f) : 0;
+    int closed = f == stdout ? fflush(f) : fclose(f);
+    return n == b->len && closed == 0 ? KG_OK
+                                      : kg_fail(err, KG_EIO, "%s: %s", path, strerror(errno));
 }
 
 int kg_cmd_bad(const char *flag, const char *text, const char *wanted)

@@ -6,6 +6,7 @@
 #ifndef KEDGE_CORE_CMD_H
 #define KEDGE_CORE_CMD_H
 
+#include "base/buf.h"
 #include "config.h"
 
 enum { KG_EXIT_OK = 0, KG_EXIT_FAILED = 1, KG_EXIT_USAGE = 2 };
@@ -81,6 +82,10 @@ int kg_cmd_config(const struct kg_cmd_line *line, struct kg_config **config);
 /* -1, or KG_EXIT_USAGE after saying that `command` knows no arms, when the configuration has some.
  */
 int kg_cmd_no_arms(const struct kg_config *config, const char *command);
+
+/* Writes what is in b to a file, "-" for standard output. The error b kept, or KG_EIO; the text
+ * names the file. */
+KG_CHECKED int kg_cmd_save(const char *path, const struct kg_buf *b, struct kg_error *err);
 
 /* Prints "kedge: TEXT" of an error on stderr; the exit status that fits its rc. */
 int kg_cmd_fail(const struct kg_error *err);

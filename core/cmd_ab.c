@@ -490,10 +490,10 @@ static int report(struct ab *x)
     int rc = tell(x, &f, &n_broken);
     (void)snprintf(json, sizeof(json), "%s/ab.json", x->dir);
     (void)snprintf(html, sizeof(html), "%s/ab.html", x->dir);
-    rc = rc == KG_OK ? kg_runs_save(json, &f.json, &x->err) : rc;
-    rc = rc == KG_OK ? kg_runs_save(html, &f.html, &x->err) : rc;
-    rc = rc == KG_OK && x->summary != NULL ? kg_runs_save(x->summary, &f.json, &x->err) : rc;
-    rc = rc == KG_OK && x->html != NULL ? kg_runs_save(x->html, &f.html, &x->err) : rc;
+    rc = rc == KG_OK ? kg_cmd_save(json, &f.json, &x->err) : rc;
+    rc = rc == KG_OK ? kg_cmd_save(html, &f.html, &x->err) : rc;
+    rc = rc == KG_OK && x->summary != NULL ? kg_cmd_save(x->summary, &f.json, &x->err) : rc;
+    rc = rc == KG_OK && x->html != NULL ? kg_cmd_save(x->html, &f.html, &x->err) : rc;
     if (rc == KG_OK) {
         (void)fputs(kg_buf_cstr(x->line.json ? &f.json : &f.text), stdout);
     }

@@ -175,8 +175,8 @@ static int report(struct from_log *x)
     kg_buf_init(&json, 0);
     kg_buf_init(&html, 0);
     int rc = tell(x, &text, &json, &html);
-    rc = rc == KG_OK && x->summary != NULL ? kg_runs_save(x->summary, &json, &x->err) : rc;
-    rc = rc == KG_OK && x->html != NULL ? kg_runs_save(x->html, &html, &x->err) : rc;
+    rc = rc == KG_OK && x->summary != NULL ? kg_cmd_save(x->summary, &json, &x->err) : rc;
+    rc = rc == KG_OK && x->html != NULL ? kg_cmd_save(x->html, &html, &x->err) : rc;
     if (rc == KG_OK) {
         (void)fputs(kg_buf_cstr(x->line.json ? &json : &text), stdout);
     }

@@ -612,7 +612,7 @@ static int tell(struct advise *x)
         rc = kg_fail(&x->err, KG_ENOMEM, "no memory for the report");
     }
     if (rc == KG_OK && x->summary != NULL) {
-        rc = kg_runs_save(x->summary, &json, &x->err);
+        rc = kg_cmd_save(x->summary, &json, &x->err);
     }
     if (rc == KG_OK) {
         (void)fputs(kg_buf_cstr(x->line.json ? &json : &text), stdout);

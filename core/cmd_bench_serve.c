@@ -3,7 +3,6 @@
 #include "bench_serve.h"
 #include "cmd.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -242,18 +241,6 @@ static int ask_model(struct kg_bench_conf *c, char *name, size_t n, struct kg_er
     return KG_OK;
 }
 
-static int write_file(const char *path, const struct kg_buf *b, struct kg_error *err)
-{
-    FILE *f = fopen(path, "w");
-
-    if (f == NULL)
-        return kg_fail(err, KG_EIO, "%s: %s", path, strerror(errno));
-    (void)fwrite(b->data, 1, b->len, f);
-    if (fclose(f) != 0)
-        return kg_fail(err, KG_EIO, "%s: %s", path, strerror(errno));
-    return KG_OK;
-}
-
 static int save(const struct kg_bench_conf *c, const struct kg_bench_result *r,
                 const struct kg_bench_req *reqs, bool to_stdout, struct kg_error *err)
 {
@@ -271,7 +258,7 @@ static int save(const struct kg_bench_conf *c, const struct kg_bench_result *r,
         (void)snprintf(path, sizeof(path), "%s%s%s", c->result_dir != NULL ? c->result_dir : "",
                        c->result_dir != NULL ? "/" : "",
                        c->result_filename != NULL ? c->result_filename : "bench-serve.json");
-        rc = write_file(path, &b, err);
+        rc = kg_cmd_save(path, &b, err);
         if (rc == KG_OK)
             (void)fprintf(stderr, "results in %s\n", path);
     }

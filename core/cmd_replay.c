@@ -531,24 +531,6 @@ static int find_stretch(struct replay *r, const struct kg_config *config)
 
 /* --- results --- */
 
-/* Writes all of a buffer to a file ("-": standard output). */
-static int save(struct replay *r, const char *path, struct kg_buf *b)
-{
-    if (b->rc != KG_OK) {
-        return kg_fail(r->err, b->rc, "%s: no memory for the results", path);
-    }
-    FILE *f = strcmp(path, "-") == 0 ? stdout : fopen(path, "wb");
-    if (f == NULL) {
-        return kg_fail(r->err, KG_EIO, "%s: %s", path, strerror(errno));
-    }
-    size_t n = fwrite(b->data, 1, b->len, f);
-    int closed = f == stdout ? fflush(f) : fclose(f);
-    if (n != b->len || closed != 0) {
-        return kg_fail(r->err, KG_EIO, "%s: %s", path, strerror(errno));
-    }
-    return KG_OK;
-}
-
 static int save_rows(struct replay *r, const struct kg_replay_result *result)
 {
     struct kg_buf b;
@@ -557,7 +539,7 @@ static int save_rows(struct replay *r, const struct kg_replay_result *result)
     for (uint32_t i = 0; i < result->n && b.rc == KG_OK; i++) {
         (void)kg_results_row(result, r->trace, i, &b);
     }
-    int rc = save(r, r->out_path, &b);
+    int rc = kg_cmd_save(r->out_path, &b, r->err);
     kg_buf_fini(&b);
     return rc;
 }
@@ -578,9 +560,9 @@ static int save_summary(struct replay *r, const struct kg_replay_result *result)
     if (rc != KG_OK) {
         rc = kg_fail(r->err, rc, "no memory for the summary");
     }
-    rc = rc == KG_OK && r->summary_path != NULL ? save(r, r->summary_path, &json) : rc;
+    rc = rc == KG_OK && r->summary_path != NULL ? kg_cmd_save(r->summary_path, &json, r->err) : rc;
     if (rc == KG_OK) {
-        rc = save(r, "-", r->line->json ? &json : &text);
+        rc = kg_cmd_save("-", r->line->json ? &json : &text, r->err);
     }
     kg_buf_fini(&json);
     kg_buf_fini(&text);

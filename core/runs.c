@@ -133,17 +133,3 @@ void kg_runs_drop(const char *path)
         (void)rmdir(path);
     }
 }
-
-int kg_runs_save(const char *path, const struct kg_buf *b, struct kg_error *err)
-{
-    FILE *f = fopen(path, "wb");
-
-    if (f == NULL) {
-        return kg_fail(err, KG_EIO, "%s: %s", path, strerror(errno));
-    }
-    size_t n = b->len > 0 ? fwrite(b->data, 1, b->len, f) : 0;
-    if (fclose(f) != 0 || n != b->len) {
-        return kg_fail(err, KG_EIO, "%s: cannot be written", path);
-    }
-    return KG_OK;
-}

@@ -3,7 +3,7 @@
 #ifndef KEDGE_CORE_RUNS_H
 #define KEDGE_CORE_RUNS_H
 
-#include "base/buf.h"
+#include <kedge/types.h>
 
 #include <sys/types.h>
 
@@ -30,7 +30,5 @@ void kg_runs_why(const char *log, char *text, size_t n);
 KG_CHECKED int kg_runs_folder(const char *name, char path[KG_RUNS_PATH], struct kg_error *err);
 /* Removes it and the files in it; nothing for "". */
 void kg_runs_drop(const char *path);
-/* Writes the bytes to a file. KG_EIO names it. */
-KG_CHECKED int kg_runs_save(const char *path, const struct kg_buf *b, struct kg_error *err);
 
 #endif
