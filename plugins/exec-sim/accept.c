@@ -74,9 +74,9 @@ static int read_domain(struct reader *r, const char *name)
     return KG_OK;
 }
 
-static int read_line(struct reader *r, char *rest)
+static int read_pair(void *ctx, const char *key, char *rest)
 {
-    const char *key = strsep(&rest, " ");
+    struct reader *r = ctx;
 
     if (strcmp(key, "domain") == 0) {
         return read_domain(r, rest);
@@ -112,22 +112,10 @@ static int check(struct reader *r)
 int sim_acceptance_read(const char *path, struct sim_acceptance *a, struct kg_error *err)
 {
     struct reader r = {.a = a};
-    char *text;
 
     a->n = 0;
-    int rc = sim_lines_open(&r.lines, path, "kedge-acceptance 1", err);
-    if (rc != KG_OK) {
-        return rc;
-    }
-    while ((rc = sim_lines_next(&r.lines, &text)) > 0) {
-        rc = read_line(&r, text);
-        if (rc != KG_OK) {
-            break;
-        }
-    }
-    rc = rc == KG_OK ? check(&r) : rc;
-    sim_lines_close(&r.lines);
-    return rc;
+    int rc = sim_lines_read(&r.lines, path, "kedge-acceptance 1", read_pair, &r, err);
+    return rc == KG_OK ? check(&r) : rc;
 }
 
 void sim_acceptance_plain(struct sim_acceptance *a, double p)

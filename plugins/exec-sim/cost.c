@@ -40,8 +40,9 @@ static int read_point(struct reader *r, char *rest)
     return KG_OK;
 }
 
-static int read_pair(struct reader *r, const char *key, char *value)
+static int read_pair(void *ctx, const char *key, char *value)
 {
+    struct reader *r = ctx;
     struct sim_cost *c = r->cost;
     const struct {
         const char *key;
@@ -74,26 +75,11 @@ static int read_pair(struct reader *r, const char *key, char *value)
 int sim_cost_read(const char *path, struct sim_cost *cost, struct kg_error *err)
 {
     struct reader r = {.cost = cost};
-    char *text;
 
     memset(cost, 0, sizeof(*cost));
     (void)snprintf(cost->name, sizeof(cost->name), "table");
-    int rc = sim_lines_open(&r.lines, path, "kedge-cost 1", err);
-    if (rc != KG_OK) {
-        return rc;
-    }
-    while ((rc = sim_lines_next(&r.lines, &text)) > 0) {
-        const char *key = strsep(&text, " ");
-        rc = read_pair(&r, key, text);
-        if (rc != KG_OK) {
-            break;
-        }
-    }
-    if (rc == KG_OK && cost->n == 0) {
-        rc = BAD(&r, "%s", "rows: no point");
-    }
-    sim_lines_close(&r.lines);
-    return rc;
+    int rc = sim_lines_read(&r.lines, path, "kedge-cost 1", read_pair, &r, err);
+    return rc == KG_OK && cost->n == 0 ? BAD(&r, "%s", "rows: no point") : rc;
 }
 
 static double rows_ns(const struct sim_cost *c, double rows)

@@ -22,7 +22,8 @@ static char *clean(char *s)
     return s;
 }
 
-int sim_lines_next(struct sim_lines *l, char **text)
+/* 1: *text is the next line that is not empty; 0: the end. Negative: KG_ECONFIG, KG_EIO. */
+static int next(struct sim_lines *l, char **text)
 {
     while (fgets(l->buf, sizeof(l->buf), l->f) != NULL) {
         l->line++;
@@ -38,31 +39,33 @@ int sim_lines_next(struct sim_lines *l, char **text)
     return ferror(l->f) ? kg_fail(l->err, KG_EIO, "%s: cannot be read", l->path) : 0;
 }
 
-int sim_lines_open(struct sim_lines *l, const char *path, const char *first, struct kg_error *err)
+static int read_all(struct sim_lines *l, const char *first, sim_lines_pair *pair, void *ctx)
 {
     char *text = NULL;
+    int rc = next(l, &text);
 
+    if (rc == 0 || (rc == 1 && strcmp(text, first) != 0)) {
+        return SIM_BAD(l, "wanted \"%s\", found \"%.40s\"", first, rc == 1 ? text : "");
+    }
+    while (rc > 0 && (rc = next(l, &text)) > 0) {
+        const char *key = strsep(&text, " ");
+        rc = pair(ctx, key, text);
+        rc = rc == KG_OK ? 1 : rc;
+    }
+    return rc;
+}
+
+int sim_lines_read(struct sim_lines *l, const char *path, const char *first, sim_lines_pair *pair,
+                   void *ctx, struct kg_error *err)
+{
     *l = (struct sim_lines){.path = path, .err = err, .f = fopen(path, "r")};
     if (l->f == NULL) {
         return kg_fail(err, errno == ENOENT ? KG_ENOENT : KG_EIO, "%s: %s", path, strerror(errno));
     }
-    int rc = sim_lines_next(l, &text);
-    if (rc == 0 || (rc == 1 && strcmp(text, first) != 0)) {
-        rc = SIM_BAD(l, "wanted \"%s\", found \"%.40s\"", first, rc == 1 ? text : "");
-    }
-    if (rc < 0) {
-        sim_lines_close(l);
-        return rc;
-    }
-    return KG_OK;
-}
-
-void sim_lines_close(struct sim_lines *l)
-{
-    if (l->f != NULL) {
-        (void)fclose(l->f);
-    }
+    int rc = read_all(l, first, pair, ctx);
+    (void)fclose(l->f);
     l->f = NULL;
+    return rc;
 }
 
 int sim_lines_number(const struct sim_lines *l, const char *key, const char *text, double most,

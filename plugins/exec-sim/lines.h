@@ -11,7 +11,7 @@
 #define SIM_LINE_BYTES 1000
 
 struct sim_lines {
-    FILE *f;
+    FILE *f;          /* NULL but while it is read */
     const char *path; /* not owned */
     uint32_t line;    /* of the last one read, from 1 */
     struct kg_error *err;
@@ -22,13 +22,16 @@ struct sim_lines {
 #define SIM_BAD(l, fmt, ...) \
     kg_fail((l)->err, KG_ECONFIG, "%s:%u: " fmt, (l)->path, (l)->line, __VA_ARGS__)
 
-/* Opens a file whose first line that is not empty must be `first`. KG_ENOENT, KG_EIO, KG_ECONFIG;
- * nothing is open then. */
-int sim_lines_open(struct sim_lines *l, const char *path, const char *first, struct kg_error *err);
-/* 1: *text is the next line that is not empty, without comment, blanks made one; may be cut up, and
- * is good until the next call. 0: the end. Negative: KG_ECONFIG, KG_EIO. */
-int sim_lines_next(struct sim_lines *l, char **text);
-void sim_lines_close(struct sim_lines *l);
+/* One line: its first word, and what is behind it, NULL for nothing; blanks are single, there is no
+ * comment. Both may be cut up and are good until it returns, KG_OK or the error that ends the file.
+ */
+typedef int sim_lines_pair(void *ctx, const char *key, char *rest);
+
+/* Reads a file whose first line that is not empty must be `first`, and calls `pair` for each of the
+ * others that is not. Afterwards SIM_BAD speaks of the last line. KG_ENOENT, KG_EIO, KG_ECONFIG, or
+ * what `pair` returned. */
+int sim_lines_read(struct sim_lines *l, const char *path, const char *first, sim_lines_pair *pair,
+                   void *ctx, struct kg_error *err);
 
 /* A number from 0 to `most` and nothing behind it; `text` may be NULL. KG_ECONFIG. */
 int sim_lines_number(const struct sim_lines *l, const char *key, const char *text, double most,

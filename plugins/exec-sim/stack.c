@@ -135,8 +135,9 @@ static int read_three(struct reader *r, const char *key, char *rest)
     return rc;
 }
 
-static int read_pair(struct reader *r, const char *key, char *rest)
+static int read_pair(void *ctx, const char *key, char *rest)
 {
+    struct reader *r = ctx;
     struct sim_stack *s = r->s;
     const struct {
         const char *key;
@@ -183,19 +184,6 @@ static int read_pair(struct reader *r, const char *key, char *rest)
 int sim_stack_read(const char *path, struct sim_stack *stack, struct kg_error *err)
 {
     struct reader r = {.s = stack};
-    char *text;
 
-    int rc = sim_lines_open(&r.lines, path, "kedge-stack 1", err);
-    if (rc != KG_OK) {
-        return rc;
-    }
-    while ((rc = sim_lines_next(&r.lines, &text)) > 0) {
-        const char *key = strsep(&text, " ");
-        rc = read_pair(&r, key, text);
-        if (rc != KG_OK) {
-            break;
-        }
-    }
-    sim_lines_close(&r.lines);
-    return rc;
+    return sim_lines_read(&r.lines, path, "kedge-stack 1", read_pair, &r, err);
 }

@@ -72,12 +72,16 @@ static int read_step(struct reader *r, const double *v)
     return KG_OK;
 }
 
-static int read_key(struct reader *r, const char *key, char *rest)
+static int read_pair(void *ctx, const char *key, char *rest)
 {
+    struct reader *r = ctx;
     struct sim_surface *s = r->s;
     double v[3];
     int rc;
 
+    if (rest == NULL) {
+        return BAD(r, "%.40s: nothing behind it", key);
+    }
     if (strcmp(key, "token_ns") == 0) {
         return numbers(r, key, rest, &s->token_ns, 1);
     }
@@ -121,26 +125,14 @@ static int read_key(struct reader *r, const char *key, char *rest)
 int sim_surface_read(const char *path, struct sim_surface *surface, struct kg_error *err)
 {
     struct reader r = {.s = surface};
-    char *text;
 
     memset(surface, 0, sizeof(*surface));
-    int rc = sim_lines_open(&r.lines, path, "kedge-surface 1", err);
-    if (rc != KG_OK) {
-        return rc;
-    }
-    while ((rc = sim_lines_next(&r.lines, &text)) > 0) {
-        const char *key = strsep(&text, " ");
-        rc = text != NULL ? read_key(&r, key, text) : BAD(&r, "%.40s: nothing behind it", key);
-        if (rc != KG_OK) {
-            break;
-        }
-    }
+    int rc = sim_lines_read(&r.lines, path, "kedge-surface 1", read_pair, &r, err);
     if (rc == KG_OK && (surface->n_seqs == 0 || surface->n_chunk == 0)) {
         rc = BAD(&r, "%s", "no step, or no chunk");
     } else if (rc == KG_OK && r.n_row != surface->n_rows) {
         rc = BAD(&r, "the last steps end at %u of %u points", r.n_row, surface->n_rows);
     }
-    sim_lines_close(&r.lines);
     return rc;
 }
 
