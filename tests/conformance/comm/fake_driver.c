@@ -18,7 +18,7 @@ struct CUevent_st {
 };
 
 static struct CUctx_st contexts[FAKE_DEVICES] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
-static _Thread_local int current = -1;
+static FAKE_THREAD int current = -1;
 static void *kept[MOST_KEPT]; /* still known here, so no leak */
 static atomic_uint n_kept;
 

@@ -13,6 +13,8 @@
 #include <stdint.h>
 
 #define FAKE __attribute__((visibility("default")))
+/* Of each thread, in memory that a race detector sees the end of. */
+#define FAKE_THREAD _Thread_local __attribute__((tls_model("initial-exec")))
 
 FAKE extern struct fake_driver_plan fake_driver_plan;
 

@@ -173,9 +173,9 @@ struct ncclComm {
     uint32_t from, n;
 };
 
-static _Thread_local int group_depth;
-static _Thread_local struct task group_task;
-static _Thread_local struct ncclComm *group_comm;
+static FAKE_THREAD int group_depth;
+static FAKE_THREAD struct task group_task;
+static FAKE_THREAD struct ncclComm *group_comm;
 
 /* Waits until a counter of another rank reaches `n`; 0 when aborted meanwhile. */
 static int await(struct ncclComm *c, _Atomic uint32_t *counter, uint32_t n)
