@@ -261,8 +261,14 @@ int storm_run(struct storm *s)
         (void)pthread_join(lanes[i].thread, NULL);
     for (uint32_t i = 0; i < n; i++) {
         rc = rc == KG_OK ? lanes[i].rc : rc;
-        free(lanes[i].loose_in);
-        free(lanes[i].loose_out);
+        s->held[2 * i] = lanes[i].loose_in;
+        s->held[2 * i + 1] = lanes[i].loose_out;
     }
     return rc;
+}
+
+void storm_end(struct storm *s)
+{
+    for (uint32_t i = 0; i < 2 * STORM_CHANNELS; i++)
+        free(s->held[i]);
 }

@@ -16,9 +16,12 @@ struct storm {
     char *fault;                  /* [300] what was wrong first */
     void (*begun)(uint32_t rank); /* called behind seal; may be NULL */
     int lanes; /* each channel has a thread of its own; else calls go round the channels */
+    void *held[2 * STORM_CHANNELS]; /* buffers of the calls, which may be written to until close */
 };
 
 /* Seals and calls; KG_OK, the first bad result of a call, or KG_EIO for a wrong element (fault). */
 int storm_run(struct storm *s);
+/* Behind close: frees what the calls used. */
+void storm_end(struct storm *s);
 
 #endif
