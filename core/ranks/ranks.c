@@ -6,6 +6,7 @@
 #include "base/clock.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -19,6 +20,26 @@
 #define MEET_NS (600 * KG_NS_PER_S) /* loading weights may take long */
 #define STOP_NS (10 * KG_NS_PER_S)
 
+/* A rank keeps the standard descriptors, where it logs, and its sockets. Whatever else the process
+ * had open at the fork is rank 0's, and somebody may wait for the end of it: of --ready-fd, of a
+ * pipe a supervisor gave. A kernel without the call (before 5.9) leaves them open. */
+static void keep_own(const int *row, uint32_t world, int log_fd)
+{
+    for (int64_t from = 3;;) {
+        int64_t next = log_fd >= from ? log_fd : INT64_MAX;
+        for (uint32_t i = 0; i < world; i++) {
+            if (row[i] >= from && row[i] < next)
+                next = row[i];
+        }
+        unsigned int last = next == INT64_MAX ? UINT_MAX : (unsigned int)next - 1;
+        if (next > from)
+            (void)syscall(SYS_close_range, (unsigned int)from, last, 0);
+        if (next == INT64_MAX)
+            return;
+        from = next + 1;
+    }
+}
+
 static _Noreturn void be_rank(struct kg_ranks *r, uint32_t rank, int *fds, pid_t parent)
 {
     const struct kg_ranks_args *a = &r->args;
@@ -30,6 +51,7 @@ static _Noreturn void be_rank(struct kg_ranks *r, uint32_t rank, int *fds, pid_t
     (void)signal(SIGINT, SIG_IGN); /* rank 0 tells it when to end */
     (void)signal(SIGTERM, SIG_IGN);
     (void)signal(SIGHUP, SIG_IGN);
+    keep_own(row, a->world, a->log != NULL ? a->log->fd : -1);
     kg_boot_init(&boot, rank, a->world, row);
     memset(row, 0xff, a->world * sizeof(*row));
     kg_boot_close_fds(fds, (size_t)a->world * a->world);

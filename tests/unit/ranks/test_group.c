@@ -117,6 +117,32 @@ static void a_group_that_is_told_to_end_is_not_lost(void **state)
     }
 }
 
+/* Rank 0 closes its end of a pipe: its reader, which waits for that, is not kept by the others. */
+static void a_rank_holds_nothing_of_who_started_it(void **state)
+{
+    struct group g;
+    struct pollfd p = {.events = POLLIN};
+    long logged;
+    int ends[2], high;
+    char byte;
+
+    (void)state;
+    assert_int_equal(pipe(ends), 0);
+    high = dup2(ends[1], 900); /* above its sockets too */
+    assert_int_equal(high, 900);
+    open_group(&g, 3);
+    (void)close(ends[1]);
+    (void)close(high);
+    p.fd = ends[0];
+    assert_int_equal(poll(&p, 1, 20000), 1);
+    assert_int_equal(read(ends[0], &byte, 1), 0);
+    (void)close(ends[0]);
+    assert_int_equal(profile(&g, 0), KG_OK);
+    assert_int_equal(profile(&g, DIFFERENT), KG_EDEVICE); /* it can still say so */
+    (void)close_group(&g, &logged);
+    assert_true(logged > 0);
+}
+
 static void ranks_that_came_to_different_results_are_a_lost_group(void **state)
 {
     struct group g;
@@ -281,6 +307,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_group_that_is_told_to_end_is_not_lost),
+        cmocka_unit_test(a_rank_holds_nothing_of_who_started_it),
         cmocka_unit_test(ranks_that_came_to_different_results_are_a_lost_group),
         cmocka_unit_test(a_rank_that_ends_is_named),
         cmocka_unit_test(a_rank_that_ends_is_noticed_where_the_kernel_reaps_children),
