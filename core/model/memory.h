@@ -11,6 +11,8 @@
 
 #include <string.h>
 
+struct kg_sampler; /* sampler.h */
+
 struct kg_memory {
     void *ctx; /* handed to every call */
     /* Bytes on the device, 256-aligned, not cleared. KG_ENOMEM. Not in a step. */
@@ -33,6 +35,9 @@ struct kg_memory {
     /* Device time in ns between the last two calls of mark with 0 and 1; after a sync. */
     void (*mark)(void *ctx, uint32_t mark);
     uint64_t (*time_ns)(void *ctx);
+    /* Draws tokens where the logits are. NULL: logits are brought back and drawn from on the
+     * host. */
+    const struct kg_sampler *sampler;
 };
 
 /* Bytes aligned to `align` (host) or 256 (device). NULL: there are none. */

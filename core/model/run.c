@@ -126,6 +126,8 @@ int kg_run_open(struct kg_exec *e, const struct kg_run_args *run, struct kg_erro
     kg_model_sizes(e->model, &e->sizes);
     set_limits(e, args);
     rc = with_draft ? kg_run_draft_open(e, err) : KG_OK;
+    if (rc == KG_OK)
+        rc = kg_run_sampling_open(e, err);
     if (rc == KG_OK && args->comm != NULL)
         rc = args->comm_ops->seal(args->comm, err);
     if (rc == KG_OK && args->rank == 0)
@@ -141,6 +143,7 @@ void kg_run_close(struct kg_exec *e)
     kg_run_slots_close(&e->slots);
     kg_run_arena_close(&e->arena);
     kg_run_draft_close(e);
+    kg_run_sampling_close(e);
     host->free(host->ctx, e->views, e->n_views * sizeof(*e->views));
     kg_model_close(e->model);
     kg_ckpt_close(e->ckpt);
@@ -159,7 +162,7 @@ void kg_run_describe(const struct kg_exec *e, struct kg_exec_desc *d)
         .state_part_bytes = e->sizes.state_part_bytes,
         .recurrent_bytes = e->sizes.recurrent_bytes,
         .weight_bytes = e->sizes.weight_bytes + draft->weight_bytes,
-        .scratch_bytes = e->sizes.scratch_bytes + draft->scratch_bytes,
+        .scratch_bytes = e->sizes.scratch_bytes + draft->scratch_bytes + e->sampling.bytes,
         .n_state_parts = c->n_kda_layers,
         .page_tokens_align = 1,
         .align = KG_MODEL_ALIGN,

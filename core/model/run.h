@@ -15,6 +15,7 @@
 #include "model/model.h"
 #include "model/run_arena.h"
 #include "model/run_slots.h"
+#include "model/sampler.h"
 
 #include <kedge/exec.h>
 
@@ -25,8 +26,30 @@ struct kg_run_draw {
     uint32_t seq;           /* index in the batch */
     uint32_t is_pick;       /* 1: tokens, 0: log probability of `token` in the first row */
     uint32_t token;         /* echo: the known next token; KG_NONE when there is none */
-    struct kg_accept run;   /* of an echo: logits, vocab, sampling, logprobs */
+    uint32_t window;        /* of the sampler of the device; KG_NONE: the host draws */
+    struct kg_accept run;   /* of an echo: logits, vocab, sampling, logprobs; of a window of the
+                               sampler: where the host finds the results, and sampling */
     struct kg_accepted got; /* out; of an echo only the NaN flag */
+};
+
+/* Draws on the device, and what they need: taken at open. Device memory unless said. */
+struct kg_run_sampling {
+    const struct kg_sampler *ops;      /* NULL: the host draws all */
+    struct kg_sampler_window *windows; /* host: [max_windows] of the step */
+    uint32_t max_windows, n_windows;
+    uint32_t *n_counted; /* host: [max_seqs] tokens of the history counted so far, by slot */
+    uint32_t *counts;    /* [max_seqs][vocab] for penalties, by slot */
+    uint32_t *tokens;    /* [max_context + 1] on their way to be counted */
+    uint8_t *scratch;
+    uint64_t scratch_bytes;
+    /* Next tokens of rows that echo: where they are gathered on the host, and on the device. */
+    uint32_t *near_known, *known; /* [max_rows] */
+    /* Results: in page-locked memory, and on the device. */
+    struct kg_accepted *near_accepted, *accepted; /* [max_windows] */
+    uint32_t *near_emitted, *emitted;             /* [max_rows] token picked at each row */
+    struct kg_logprob *near_logprobs, *logprobs;  /* [max_rows][1 + KG_MAX_LOGPROBS] */
+    uint8_t *mem, *near, *lists; /* blocks of the above: device, page-locked, host */
+    uint64_t bytes, list_bytes;
 };
 
 /* Memory of a step, taken at bind; [n] as named. Host memory unless said. */
@@ -34,40 +57,44 @@ struct kg_run_step {
     uint32_t *tokens;     /* [max_rows] packed */
     struct kg_seq *batch; /* [max_seqs] of the step in flight; their arrays are the caller's */
     uint32_t *out_rows;   /* [max_rows] */
-    struct kg_forward_seq *seqs;    /* [max_seqs] */
-    uint32_t *first_logits;         /* [max_seqs] first row of logits of a sequence */
-    uint32_t *last_hidden;          /* [max_seqs] row of kg_model_hidden of its last row */
-    struct kg_run_draw *draws;      /* [max_rows] */
-    uint32_t *emitted;              /* [max_rows] token picked at each row */
-    struct kg_logprob *logprobs;    /* [max_rows][1 + KG_MAX_LOGPROBS], a sequence's lie close */
-    uint32_t *n_commit;             /* [max_seqs] verified rows that stay */
-    uint32_t *n_inject;             /* [max_seqs] rows that stay */
-    uint32_t *is_own;               /* [max_seqs] 1: its drafts are the backend's drafter's */
-    struct kg_seq_result *results;  /* [max_seqs] */
-    struct kg_token_counts *counts; /* [max_seqs] for penalties */
-    uint32_t *n_counted;            /* [max_seqs] tokens of the history counted so far */
-    uint8_t *sample_scratch;        /* [threads] areas of sample_bytes */
+    struct kg_forward_seq *seqs; /* [max_seqs] */
+    uint32_t *first_logits;      /* [max_seqs] first row of logits of a sequence */
+    uint32_t *last_hidden;       /* [max_seqs] row of kg_model_hidden of its last row */
+    const float **logits_at;     /* [max_seqs] its rows of logits where the host reads them; NULL:
+                                    nobody does */
+    const float **hidden_at;     /* [max_seqs] its last row's vector, likewise; those of the
+                                    drafts before it where the host draws */
+    struct kg_run_draw *draws;   /* [max_rows] */
+    uint32_t *emitted;           /* [max_rows] token picked at each row */
+    struct kg_logprob *logprobs; /* [max_rows][1 + KG_MAX_LOGPROBS], those of the step's
+                                    sequences one after the other */
+    struct kg_logprob **logprobs_at; /* [max_seqs] first of a sequence; NULL: none */
+    uint32_t *n_commit;              /* [max_seqs] verified rows that stay */
+    uint32_t *n_inject;              /* [max_seqs] rows that stay */
+    uint32_t *is_own;                /* [max_seqs] 1: its drafts are the backend's drafter's */
+    struct kg_seq_result *results;   /* [max_seqs] */
+    struct kg_token_counts *counts;  /* [max_seqs] for penalties */
+    uint32_t *n_counted;             /* [max_seqs] tokens of the history counted so far */
+    uint8_t *sample_scratch;         /* [threads] areas of sample_bytes */
     uint64_t sample_bytes;
-    uint32_t n_draws, n_verify;
+    uint32_t n_draws, n_verify, n_known, n_logprobs;
     uint32_t n_results;
     uint64_t number;  /* of the step that was submitted last */
     uint64_t took_ns; /* its time, drafts included */
     uint64_t draft_ns, commit_ns;
     uint8_t *counts_mem;
     uint64_t counts_bytes;
-    /* Where this step's results are read: the model's own, or on a device what was brought back. */
-    const float *logits, *hidden;
     struct kg_forward pass; /* in flight */
     /* With a device only. */
     uint32_t *dev_tokens; /* device: [max_rows] */
     uint32_t *dev_pages;  /* device: [max_seqs][max_pages] of each slot, appended to */
-    float *near_logits;   /* page-locked: [near_rows][vocab], for steps that decode */
-    float *far_logits;    /* [max_rows][vocab], mapped: for longer echoes */
-    float *far_hidden;    /* page-locked: [max_rows][hidden] */
+    float *near_logits;   /* page-locked: [near_rows][vocab], for steps that bring few rows */
+    float *far_logits;    /* [max_rows][vocab], mapped: for those that bring more */
+    float *near_hidden;   /* page-locked: [near_hidden_rows][hidden] */
     uint64_t far_bytes;
-    uint32_t near_rows;
+    uint32_t near_rows, near_hidden_rows;
     uint64_t bench, benches; /* number of the units a profile runs on, 0: the arena; so far */
-    uint32_t waiting; /* 1: submitted, not yet waited for */
+    uint32_t waiting;        /* 1: submitted, not yet waited for */
 };
 
 /* One sequence while it drafts. */
@@ -123,6 +150,7 @@ struct kg_exec {
     struct kg_run_slots slots;
     struct kg_model_units units;
     struct kg_run_step step;
+    struct kg_run_sampling sampling;
     struct kg_run_drafting draft;
     uint8_t *step_mem;
     uint64_t step_bytes;
@@ -177,10 +205,25 @@ void kg_run_step_close(struct kg_exec *e);
 int kg_run_submit(struct kg_exec *e, const struct kg_batch *batch, struct kg_error *err);
 /* Token counts of a sequence up to date with its history; NULL when it has no penalties. */
 struct kg_token_counts *kg_run_count_tokens(struct kg_exec *e, uint32_t slot);
-/* The pass, on a device with what is drawn from on its way back. */
-void kg_run_pass(struct kg_exec *e, const struct kg_forward *f);
-/* Answers the first n draws of the step, on the team. */
+/* The pass, on a device with its windows behind it. KG_EINVAL: the sampler refused them. */
+KG_CHECKED int kg_run_pass(struct kg_exec *e, const struct kg_forward *f, struct kg_error *err);
+/* Answers the first n draws of the step: from the device, or on the team. */
 void kg_run_draw_all(struct kg_exec *e, uint32_t n);
+
+/* run_draw.c. Memory of draws on the device, if it makes any; and its bytes there. */
+KG_CHECKED int kg_run_sampling_open(struct kg_exec *e, struct kg_error *err);
+void kg_run_sampling_close(struct kg_exec *e);
+/* Plans what is drawn in the step that is packed, by whom, and which rows the host reads for it. */
+void kg_run_plan(struct kg_exec *e, const struct kg_forward *f);
+/* The next free window of the sampler, for rows of logits from `out` on and a token at each row of
+ * the batch from `row` on. */
+struct kg_sampler_window *kg_run_window(struct kg_exec *e, uint32_t out, uint32_t row);
+/* Where `rows` rows of logits lie on the host, when a device brings them. */
+float *kg_run_home(const struct kg_exec *e, uint32_t rows);
+/* On a device, behind the pass: the windows; then results, and rows the host reads, on their way.
+ */
+KG_CHECKED int kg_run_queue_draws(struct kg_exec *e, struct kg_error *err);
+void kg_run_bring(struct kg_exec *e, const struct kg_forward *f);
 int kg_run_wait(struct kg_exec *e, struct kg_result *result, struct kg_error *err);
 
 /* The drafter: its files, once the target's are open; itself, once the model is. */

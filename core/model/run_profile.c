@@ -138,27 +138,46 @@ static void give_back(const struct kg_exec *e, struct bench *b)
     e->host->free(e->host->ctx, b->lists, b->list_bytes);
 }
 
-/* One step: the pass, a greedy pick from every row that yields a token, the commit of windows and
- * the records of the drafter. */
-static int run(struct kg_exec *e, const struct bench *b, uint64_t *ns)
+/* Greedy picks: of a window on the device, else of each row that yields a token. Returns how many
+ * of them the host makes. */
+static uint32_t plan(struct kg_exec *e, const struct bench *b)
 {
     static const struct kg_sampling greedy = {.top_p = 1.0f};
-    uint64_t start = kg_run_now_ns(e);
+    const struct kg_forward *f = &b->pass;
+    const float *logits =
+        e->memory == NULL ? kg_model_logits(e->model) : kg_run_home(e, f->n_logits);
 
-    kg_run_pass(e, &b->pass);
-    if (kg_memory_sync(e->memory, NULL) < 0)
-        return KG_EDEVICE;
-    for (uint32_t r = 0; r < b->pass.n_out; r++) {
+    e->step.n_logprobs = e->sampling.n_windows = 0;
+    for (uint32_t i = 0; e->sampling.ops != NULL && i < f->n_seqs; i++) {
+        uint32_t n_draft = b->seqs[i].verify ? b->seqs[i].n_rows - 1 : 0, row = b->seqs[i].row0;
+        struct kg_sampler_window *w = kg_run_window(e, b->seqs[i].verify ? row : i, row);
+        w->run.drafts = f->tokens + row + 1;
+        w->run.n_draft = w->run.force = n_draft;
+        w->run.left = 1 + n_draft;
+        w->run.sampling = &greedy;
+    }
+    for (uint32_t r = 0; e->sampling.ops == NULL && r < f->n_out; r++) {
         struct kg_run_draw *d = &e->step.draws[r];
-        *d = (struct kg_run_draw){.is_pick = 1};
-        d->run = (struct kg_accept){.logits = e->step.logits + (size_t)r * e->limits.vocab,
+        *d = (struct kg_run_draw){.is_pick = 1, .window = KG_NONE};
+        d->run = (struct kg_accept){.logits = logits + (size_t)r * e->limits.vocab,
                                     .vocab = e->limits.vocab,
                                     .left = 1,
                                     .force = KG_NONE,
                                     .sampling = &greedy,
                                     .tokens = &e->step.emitted[r]};
     }
-    kg_run_draw_all(e, b->pass.n_out);
+    return e->sampling.ops == NULL ? f->n_out : 0;
+}
+
+/* One step: the pass, the picks, the commit of windows and the records of the drafter. */
+static int run(struct kg_exec *e, const struct bench *b, uint64_t *ns)
+{
+    uint64_t start = kg_run_now_ns(e);
+    uint32_t n = plan(e, b);
+
+    if (kg_run_pass(e, &b->pass, NULL) < 0 || kg_memory_sync(e->memory, NULL) < 0)
+        return KG_EDEVICE;
+    kg_run_draw_all(e, n);
     if (b->seqs[0].verify)
         kg_model_commit(e->model, &b->pass, b->commit);
     if (e->draft.drafter != NULL)
@@ -232,7 +251,7 @@ static uint64_t run_draft(struct kg_exec *e, const struct bench *b, struct kg_dr
         kg_drafter_next(e->draft.drafter, k, before);
         for (uint32_t i = 0; i < n_seqs; i++) {
             struct kg_run_draw *d = &e->step.draws[i];
-            *d = (struct kg_run_draw){.is_pick = 1};
+            *d = (struct kg_run_draw){.is_pick = 1, .window = KG_NONE};
             d->run = (struct kg_accept){.logits = kg_drafter_logits(e->draft.drafter, i, k),
                                         .vocab = e->limits.vocab,
                                         .left = 1,

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #define LOGPROBS (1 + KG_MAX_LOGPROBS)
+#define NEAR_ROWS 32u /* page-locked; with more the host waits for them anyway */
 
 /* Hands out the arrays of a step from one block; run twice, first with mem NULL to add up. */
 struct carver {
@@ -31,9 +32,16 @@ static void carve_step(struct carver *c, const struct kg_exec *e, struct kg_run_
     s->seqs = carve(c, seqs, sizeof(*s->seqs));
     s->first_logits = carve(c, seqs, sizeof(*s->first_logits));
     s->last_hidden = carve(c, seqs, sizeof(*s->last_hidden));
+    s->logits_at = carve(c, seqs, sizeof(*s->logits_at));
+    s->hidden_at = carve(c, seqs, sizeof(*s->hidden_at));
+    s->logprobs_at = carve(c, seqs, sizeof(*s->logprobs_at));
     s->draws = carve(c, rows, sizeof(*s->draws));
-    s->emitted = carve(c, rows, sizeof(*s->emitted));
-    s->logprobs = carve(c, rows * LOGPROBS, sizeof(*s->logprobs));
+    s->emitted = e->sampling.near_emitted;
+    s->logprobs = e->sampling.near_logprobs;
+    if (e->sampling.ops == NULL) {
+        s->emitted = carve(c, rows, sizeof(*s->emitted));
+        s->logprobs = carve(c, rows * LOGPROBS, sizeof(*s->logprobs));
+    }
     s->n_commit = carve(c, seqs, sizeof(*s->n_commit));
     s->n_inject = carve(c, seqs, sizeof(*s->n_inject));
     s->is_own = carve(c, seqs, sizeof(*s->is_own));
@@ -49,10 +57,11 @@ static int open_device(struct kg_exec *e, struct kg_error *err)
     struct kg_run_step *s = &e->step;
     const struct kg_memory *m = e->memory;
     uint64_t rows = e->limits.max_rows, seqs = e->limits.max_seqs, vocab = e->limits.vocab;
-    uint64_t near_rows = seqs * (1 + (uint64_t)e->limits.max_draft);
+    uint64_t drawn = seqs * (1 + (uint64_t)e->limits.max_draft);
     void *near_logits = NULL, *hidden = NULL;
 
-    s->near_rows = (uint32_t)(near_rows < rows ? near_rows : rows);
+    s->near_hidden_rows = (uint32_t)(drawn < rows ? drawn : rows);
+    s->near_rows = s->near_hidden_rows < NEAR_ROWS ? s->near_hidden_rows : NEAR_ROWS;
     s->dev_tokens = kg_memory_alloc(m, e->host, rows * sizeof(uint32_t), 64);
     s->dev_pages = kg_memory_alloc(m, e->host, seqs * e->slots.max_pages * sizeof(uint32_t), 64);
     if (s->dev_tokens == NULL || s->dev_pages == NULL)
@@ -61,8 +70,10 @@ static int open_device(struct kg_exec *e, struct kg_error *err)
     int rc = m->alloc_host(m->ctx, s->near_rows * vocab * sizeof(float), &near_logits, err);
     s->near_logits = near_logits;
     if (rc == KG_OK)
-        rc = m->alloc_host(m->ctx, rows * e->ckpt->config.hidden * sizeof(float), &hidden, err);
-    s->far_hidden = hidden;
+        rc = m->alloc_host(m->ctx,
+                           (uint64_t)s->near_hidden_rows * e->ckpt->config.hidden * sizeof(float),
+                           &hidden, err);
+    s->near_hidden = hidden;
     if (rc < 0)
         return rc;
     s->far_bytes = rows * vocab * sizeof(float);
@@ -85,8 +96,8 @@ static void close_device(struct kg_exec *e)
         (void)munmap(s->far_logits, s->far_bytes);
     if (s->near_logits != NULL)
         m->free_host(m->ctx, s->near_logits);
-    if (s->far_hidden != NULL)
-        m->free_host(m->ctx, s->far_hidden);
+    if (s->near_hidden != NULL)
+        m->free_host(m->ctx, s->near_hidden);
     kg_memory_free(m, e->host, s->dev_tokens, 0);
     kg_memory_free(m, e->host, s->dev_pages, 0);
 }
@@ -211,10 +222,11 @@ static void pack(struct kg_exec *e, const struct kg_batch *batch, struct kg_forw
 }
 
 /* A step that only decodes has one shape for a number of sequences and a range of contexts: a
- * device may replay it. 0: another step. */
+ * device may replay it, draws included if it makes them all. 0: another step. */
 static uint64_t shape_of(const struct kg_exec *e, const struct kg_forward *f, uint32_t *context)
 {
     uint32_t longest = 0, bits = 8;
+    uint64_t drawn;
 
     if (f->n_rows != f->n_seqs || f->n_logits != f->n_out || f->n_out != f->n_rows)
         return 0;
@@ -227,37 +239,36 @@ static uint64_t shape_of(const struct kg_exec *e, const struct kg_forward *f, ui
     while (bits < 31 && longest > 1u << bits)
         bits++;
     *context = 1u << bits;
-    return e->step.bench << 40 | (uint64_t)f->n_seqs << 8 | bits;
+    drawn = e->sampling.n_windows == f->n_seqs;
+    return e->step.bench << 40 | (uint64_t)f->n_seqs << 8 | drawn << 7 | bits;
 }
 
-void kg_run_pass(struct kg_exec *e, const struct kg_forward *f)
+int kg_run_pass(struct kg_exec *e, const struct kg_forward *f, struct kg_error *err)
 {
-    struct kg_run_step *s = &e->step;
     const struct kg_memory *m = e->memory;
     uint32_t context = 0;
+    int rc = KG_OK;
 
     if (m == NULL) {
         kg_model_forward(e->model, f);
-        s->logits = kg_model_logits(e->model);
-        s->hidden = kg_model_hidden(e->model);
-        return;
+        return KG_OK;
     }
     uint64_t key = m->begin == NULL ? 0 : shape_of(e, f, &context);
-    float *logits = f->n_logits > s->near_rows ? s->far_logits : s->near_logits;
 
     m->mark(m->ctx, 0);
     if (key != 0)
         m->begin(m->ctx, key, context);
     kg_model_forward(e->model, f);
+    if (e->sampling.n_windows == f->n_seqs) /* one row each, or nothing is recorded */
+        rc = kg_run_queue_draws(e, err);
     if (key != 0)
         m->end(m->ctx);
-    m->download(m->ctx, logits, kg_model_logits(e->model),
-                (uint64_t)f->n_logits * e->limits.vocab * sizeof(float));
-    m->download(m->ctx, s->far_hidden, kg_model_hidden(e->model),
-                (uint64_t)f->n_out * e->ckpt->config.hidden * sizeof(float));
+    if (e->sampling.n_windows != f->n_seqs)
+        rc = kg_run_queue_draws(e, err);
+    if (rc == KG_OK)
+        kg_run_bring(e, f);
     m->mark(m->ctx, 1);
-    s->logits = logits;
-    s->hidden = s->far_hidden;
+    return rc;
 }
 
 static int is_finite_row(const float *x, uint32_t n)
@@ -267,96 +278,6 @@ static int is_finite_row(const float *x, uint32_t n)
             return 0;
     }
     return 1;
-}
-
-struct kg_token_counts *kg_run_count_tokens(struct kg_exec *e, uint32_t number)
-{
-    const struct kg_run_slot *slot = &e->slots.slots[number];
-    struct kg_token_counts *counts = &e->step.counts[number];
-    uint32_t *done = &e->step.n_counted[number];
-
-    if (!kg_sampling_has_penalty(&slot->sampling))
-        return NULL;
-    for (; *done < slot->n_history; (*done)++)
-        (void)kg_token_counts_add(counts, slot->history[*done], *done >= slot->output_start);
-    return counts;
-}
-
-static const float *logits_of(const struct kg_exec *e, uint32_t out)
-{
-    return e->step.logits + (size_t)out * e->limits.vocab;
-}
-
-static const float *hidden_of(const struct kg_exec *e, uint32_t out)
-{
-    return e->step.hidden + (size_t)out * e->ckpt->config.hidden;
-}
-
-/* Known next tokens of the rows before the first one that picks. */
-static void plan_echo(struct kg_exec *e, const struct kg_seq *seq, uint32_t i, uint32_t n)
-{
-    struct kg_run_step *s = &e->step;
-    const struct kg_run_slot *slot = &e->slots.slots[seq->slot];
-    struct kg_logprob *to = s->logprobs + (size_t)s->seqs[i].row0 * LOGPROBS;
-
-    for (uint32_t j = 0; j < n; j++) {
-        uint32_t at = seq->past + j + 1; /* position of the next token */
-        struct kg_run_draw *d = &s->draws[s->n_draws++];
-        *d = (struct kg_run_draw){.seq = i,
-                                  .token = at < slot->n_history ? slot->history[at] : KG_NONE};
-        d->run = (struct kg_accept){.logits = logits_of(e, s->first_logits[i] + j),
-                                    .vocab = e->limits.vocab,
-                                    .sampling = &slot->sampling,
-                                    .logprobs = to + (size_t)j * (1 + slot->sampling.n_logprobs)};
-    }
-}
-
-/* The tokens of a sequence: of its last known row and the drafts behind it. */
-static void plan_pick(struct kg_exec *e, const struct kg_seq *seq, uint32_t i)
-{
-    struct kg_run_step *s = &e->step;
-    const struct kg_run_slot *slot = &e->slots.slots[seq->slot];
-    uint32_t n_fixed = seq->n_rows - seq->n_draft;
-    uint32_t row = s->seqs[i].row0 + n_fixed - 1;
-    uint32_t out = s->last_hidden[i] - seq->n_draft;
-    int want = slot->sampling.want_logprob || slot->sampling.n_logprobs > 0;
-    struct kg_run_draw *d = &s->draws[s->n_draws++];
-
-    *d = (struct kg_run_draw){.seq = i, .is_pick = 1};
-    d->run = (struct kg_accept){.logits = logits_of(e, out),
-                                .hidden = hidden_of(e, out),
-                                .vocab = e->limits.vocab,
-                                .width = e->ckpt->config.hidden,
-                                .position = seq->past + n_fixed,
-                                .output_start = slot->output_start,
-                                .n_draft = seq->n_draft,
-                                .left = seq->left,
-                                .force = seq->force_accept,
-                                .drafts = s->tokens + row + 1,
-                                .q = s->is_own[i] ? kg_run_draft_q(e, seq->slot) : NULL,
-                                .sampling = &slot->sampling,
-                                .counts = kg_run_count_tokens(e, seq->slot),
-                                .tokens = s->emitted + row};
-    if (want || (seq->flags & KG_SEQ_ECHO))
-        d->run.logprobs = s->logprobs + (size_t)s->seqs[i].row0 * LOGPROBS +
-                          (size_t)(n_fixed - 1) * (1 + slot->sampling.n_logprobs);
-}
-
-static void draw_task(void *arg, uint32_t task, uint32_t member)
-{
-    struct kg_exec *e = arg;
-    struct kg_run_draw *d = &e->step.draws[task];
-
-    if (d->is_pick)
-        kg_accept_run(&d->run, e->step.sample_scratch + member * e->step.sample_bytes, &d->got);
-    else
-        d->got.flags = kg_sample_logprobs(d->run.logits, d->run.vocab, d->token,
-                                          d->run.sampling->n_logprobs, d->run.logprobs);
-}
-
-void kg_run_draw_all(struct kg_exec *e, uint32_t n)
-{
-    kg_team_run(e->team, draw_task, e, n);
 }
 
 /* What a sequence reports before its draws are known. */
@@ -371,24 +292,16 @@ static void begin_result(struct kg_exec *e, const struct kg_seq *seq, uint32_t i
                                 .epoch = seq->epoch,
                                 .past = seq->past + seq->n_rows - seq->n_draft};
     s->n_commit[i] = 0;
-    if (seq->flags & KG_SEQ_RESET) {
-        kg_token_counts_clear(&s->counts[seq->slot]);
-        s->n_counted[seq->slot] = 0;
-    }
     /* Of a sequence that picks, each row that counts is looked at with its logits. */
     if ((seq->flags & KG_SEQ_POISON) ||
-        (!picks && !is_finite_row(hidden_of(e, s->last_hidden[i]), e->ckpt->config.hidden))) {
+        (!picks && !is_finite_row(s->hidden_at[i], e->ckpt->config.hidden))) {
         r->flags = KG_RES_NAN;
         return;
     }
     if (seq->flags & KG_SEQ_LOGITS)
-        r->logits = logits_of(e, s->first_logits[i]);
-    if (seq->flags & KG_SEQ_ECHO) {
-        r->echo = s->logprobs + (size_t)s->seqs[i].row0 * LOGPROBS;
-        plan_echo(e, seq, i, seq->n_rows - seq->n_draft - picks);
-    }
-    if (picks)
-        plan_pick(e, seq, i);
+        r->logits = s->logits_at[i];
+    if (seq->flags & KG_SEQ_ECHO)
+        r->echo = s->logprobs_at[i];
 }
 
 /* Echo of drafts that were not reached: no token, no value. */
@@ -419,6 +332,8 @@ static void finish_draw(struct kg_exec *e, const struct kg_seq *seq, const struc
         kg_run_slot_emit(&e->slots, seq->slot, r->tokens[k]);
     if (d->run.counts != NULL)
         s->n_counted[seq->slot] = e->slots.slots[seq->slot].n_history;
+    if (d->window != KG_NONE && e->sampling.windows[d->window].counts != NULL)
+        e->sampling.n_counted[seq->slot] = e->slots.slots[seq->slot].n_history;
     if (seq->flags & KG_SEQ_ECHO)
         blank_echo(seq, d);
 }
@@ -462,7 +377,6 @@ static void finish(struct kg_exec *e)
     struct kg_run_step *s = &e->step;
     uint32_t n = s->pass.n_seqs;
 
-    s->n_draws = 0;
     for (uint32_t i = 0; i < n; i++)
         begin_result(e, &s->batch[i], i);
     kg_run_draw_all(e, s->n_draws);
@@ -495,7 +409,12 @@ int kg_run_submit(struct kg_exec *e, const struct kg_batch *batch, struct kg_err
         return rc;
     pack(e, batch, &s->pass);
     memcpy(s->batch, batch->seqs, batch->n_seqs * sizeof(*s->batch));
-    kg_run_pass(e, &s->pass);
+    kg_run_plan(e, &s->pass);
+    rc = kg_run_pass(e, &s->pass, err);
+    if (rc < 0) { /* the pass is queued, its tokens are not */
+        e->lost = 1;
+        return KG_EDEVICE;
+    }
     if (kg_model_lost(e->model) != KG_OK)
         return kg_fail(err, KG_EDEVICE, "a collective of step %llu failed (%d): a rank is lost",
                        (unsigned long long)batch->step, kg_model_lost(e->model));

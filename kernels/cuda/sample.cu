@@ -22,7 +22,8 @@ namespace
 #define CHUNK 4096 /* tokens of a block */
 #define THREADS 256
 #define PICK_THREADS 512
-#define BINS 2048 /* of 11 bits of a key */
+#define BINS 2048       /* of 11 bits of a key */
+#define MOST_ROWS 65535 /* of a launch: the second dimension of a grid */
 #define PROMPT 0x80000000u
 
 typedef unsigned long long u64;
@@ -739,7 +740,9 @@ int kg_cuda_sample(struct kg_cuda *cuda, const struct kg_cuda_window *windows, u
     uint64_t index = align256(rows * INDEX_BYTES);
     if (scratch_bytes > index)
         most = (scratch_bytes - index) / row_bytes(vocab);
-    if (most == 0 || vocab == 0 || rows > 65535)
+    if (most > MOST_ROWS)
+        most = MOST_ROWS;
+    if (most == 0 || vocab == 0 || rows > UINT32_MAX)
         return kg_fail(err, KG_EINVAL,
                        "sampling: %llu rows of %u tokens do not fit %llu bytes of scratch",
                        (unsigned long long)rows, vocab, (unsigned long long)scratch_bytes);

@@ -2,7 +2,7 @@
  * The backend on a CUDA device: core/model over the kernels of kernels/cuda. One context, one
  * stream; all that is queued, unit traffic and steps alike, runs in the order of the calls.
  */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/sample.h"
 #include "model/run.h"
 
 #include <stdio.h>
@@ -20,6 +20,7 @@ struct cuda_conf {
     uint32_t threads; /* of the host; 0: as many as the process may use */
     uint32_t rewind;  /* enum kg_rewind */
     uint32_t stage_mib;
+    uint32_t host_draws; /* 1: the host draws all tokens */
 };
 
 static const struct kg_opt options[] = {
@@ -43,6 +44,11 @@ static const struct kg_opt options[] = {
     {"stage_mib", KG_OPT_U32, 0, offsetof(struct cuda_conf, stage_mib), "8", 1, 1024, NULL,
      "Page-locked memory for the lists of one step on their way to the device, twice, and three "
      "times on it. Unit: MiB."},
+    {"draws", KG_OPT_ENUM, 0, offsetof(struct cuda_conf, host_draws), "device", 0, 0, "device|host",
+     "Where tokens are drawn. device: where the logits are; only those that somebody asked for, "
+     "and "
+     "of windows judged by rejection or block, come to the host. host: all of them come, to be "
+     "compared with. The tokens are the same."},
     {NULL, 0, 0, 0, NULL, 0, 0, NULL, NULL},
 };
 
@@ -58,6 +64,9 @@ struct cuda_exec {
     struct kg_exec e; /* first: the members of kg_exec_ops are given its address */
     struct kg_cuda *cuda;
     struct kg_memory memory;
+    struct kg_sampler sampler;
+    struct kg_cuda_window *windows; /* [max_windows] of a call */
+    uint32_t max_windows;
 };
 
 /* ---- memory ------------------------------------------------------------------------------ */
@@ -127,6 +136,94 @@ static uint64_t mem_time_ns(void *ctx)
     return kg_cuda_time_ns(ctx, 0, 1);
 }
 
+/* ---- draws ------------------------------------------------------------------------------- */
+
+_Static_assert(KG_CUDA_STOP_IDS == KG_MAX_STOP_IDS && KG_CUDA_LOGPROBS == KG_MAX_LOGPROBS &&
+                   KG_CUDA_NAN == KG_RES_NAN && KG_CUDA_STOP == KG_RES_STOP &&
+                   sizeof(struct kg_cuda_logprob) == sizeof(struct kg_logprob) &&
+                   sizeof(struct kg_cuda_accepted) == sizeof(struct kg_accepted),
+               "the kernels write what core/model reads");
+
+static uint64_t draw_scratch(void *ctx, uint32_t at_once, uint32_t rows, uint32_t vocab)
+{
+    (void)ctx;
+    return kg_cuda_sample_scratch_bytes(at_once, vocab) + ((uint64_t)rows * 32 + 255) / 256 * 256;
+}
+
+static struct kg_cuda_sampling sampling_of(const struct kg_sampling *s)
+{
+    struct kg_cuda_sampling to = {.temperature = s->temperature,
+                                  .top_p = s->top_p,
+                                  .min_p = s->min_p,
+                                  .repetition_penalty = s->repetition_penalty,
+                                  .frequency_penalty = s->frequency_penalty,
+                                  .presence_penalty = s->presence_penalty,
+                                  .top_k = s->top_k,
+                                  .n_logprobs = s->n_logprobs,
+                                  .min_tokens = s->min_tokens,
+                                  .n_stop_ids = s->n_stop_ids,
+                                  .seed = s->seed};
+
+    memcpy(to.stop_ids, s->stop_ids, sizeof(to.stop_ids));
+    return to;
+}
+
+static int draw(void *ctx, const struct kg_sampler_window *windows, uint32_t n, uint32_t vocab,
+                void *scratch, uint64_t scratch_bytes, struct kg_error *err)
+{
+    struct cuda_exec *c = ctx;
+
+    if (n > c->max_windows)
+        return kg_fail(err, KG_EINVAL, "%u windows, most is %u", n, c->max_windows);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct kg_accept *run = &windows[i].run;
+        c->windows[i] = (struct kg_cuda_window){
+            .logits = run->logits,
+            .hidden = run->hidden,
+            .drafts = run->drafts,
+            .echo = windows[i].echo,
+            .counts = windows[i].counts,
+            .width = run->width,
+            .position = run->position,
+            .output_start = run->output_start,
+            .n_draft = run->n_draft,
+            .left = run->left,
+            .force = run->force,
+            .sampling = sampling_of(run->sampling),
+            .tokens = run->tokens,
+            .logprobs = (struct kg_cuda_logprob *)(void *)run->logprobs,
+            .accepted = (struct kg_cuda_accepted *)(void *)windows[i].accepted,
+        };
+    }
+    return kg_cuda_sample(c->cuda, c->windows, n, vocab, KG_ACCEPT_COUPLED, scratch, scratch_bytes,
+                          err);
+}
+
+static void count(void *ctx, uint32_t *counts, uint32_t vocab, const uint32_t *tokens, uint32_t n,
+                  uint32_t output)
+{
+    struct cuda_exec *c = ctx;
+
+    kg_cuda_sample_count(c->cuda, counts, vocab, tokens, n, output);
+}
+
+/* A sampler over lists for two windows of each sequence. */
+static int fill_sampler(struct cuda_exec *c, uint32_t max_seqs, struct kg_error *err)
+{
+    const struct kg_host *host = c->e.host;
+
+    c->max_windows = 2 * max_seqs;
+    c->windows = host->alloc(host->ctx, c->max_windows * sizeof(*c->windows), 64);
+    if (c->windows == NULL)
+        return kg_fail(err, KG_ENOMEM, "no memory for lists of %u windows", c->max_windows);
+    c->sampler =
+        (struct kg_sampler){.ctx = c, .scratch_bytes = draw_scratch, .draw = draw, .count = count};
+    c->memory.sampler = &c->sampler;
+    return KG_OK;
+}
+
+/* ---- life -------------------------------------------------------------------------------- */
+
 static void fill_memory(struct cuda_exec *c, const struct cuda_conf *conf)
 {
     c->memory = (struct kg_memory){
@@ -147,8 +244,6 @@ static void fill_memory(struct cuda_exec *c, const struct cuda_conf *conf)
     };
 }
 
-/* ---- life -------------------------------------------------------------------------------- */
-
 static void cuda_close(struct kg_exec *e)
 {
     struct cuda_exec *c = (struct cuda_exec *)(void *)e;
@@ -160,6 +255,7 @@ static void cuda_close(struct kg_exec *e)
     kg_run_close(e);
     kg_team_destroy(e->team);
     kg_cuda_close(c->cuda);
+    host->free(host->ctx, c->windows, c->max_windows * sizeof(*c->windows));
     host->free(host->ctx, c, sizeof(*c));
 }
 
@@ -195,6 +291,10 @@ static int load(struct cuda_exec *c, const struct cuda_conf *conf, const struct 
         return rc;
     kg_cuda_facts(c->cuda, &facts);
     fill_memory(c, conf);
+    if (!conf->host_draws)
+        rc = fill_sampler(c, args->max_seqs, err);
+    if (rc < 0)
+        return rc;
     run.kernels = kg_kernels_cuda(conf->math);
     run.device_team = kg_cuda_team(c->cuda);
     run.caps |= conf->math == KG_MATH_EXACT ? CUDA_INVARIANT : 0;

@@ -38,6 +38,8 @@ void kg_emu_set_device(int devices, int major, int minor, unsigned long long mem
 unsigned long long kg_emu_launches(void);
 /* The kernel so many launches from now fails, and with it the device; 0: none does. */
 void kg_emu_lose_after(unsigned long long kernels);
+/* Bytes copied from devices to the host since the start of the process. */
+unsigned long long kg_emu_brought(void);
 /* Bytes allocated on all devices now. */
 unsigned long long kg_emu_bytes(void);
 

@@ -219,6 +219,8 @@ static bool check_side(const char *name, const void *p, size_t bytes, bool want_
     return false;
 }
 
+static unsigned long long brought;
+
 static cudaError_t copy(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width,
                         size_t height, cudaMemcpyKind kind, stream *s)
 {
@@ -238,6 +240,8 @@ static cudaError_t copy(void *dst, size_t dpitch, const void *src, size_t spitch
         return remember(device_fault());
     size_t bytes = extent(spitch, width, height);
 
+    if (from_device && !to_device)
+        (void)__atomic_add_fetch(&brought, uint64_t(width) * height, __ATOMIC_RELAXED);
     if (to_device && !from_device && s != nullptr && !s->capture && !is_page_locked(src, bytes)) {
         auto kept = std::make_shared<std::vector<char>>(static_cast<const char *>(src),
                                                         static_cast<const char *>(src) + bytes);
@@ -653,4 +657,9 @@ extern "C" void kg_emu_set_device(int devices, int major, int minor, unsigned lo
 extern "C" unsigned long long kg_emu_bytes(void)
 {
     return emu::bytes_used(-1);
+}
+
+extern "C" unsigned long long kg_emu_brought(void)
+{
+    return __atomic_load_n(&emu::brought, __ATOMIC_RELAXED);
 }
