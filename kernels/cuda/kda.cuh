@@ -101,6 +101,50 @@ static __device__ __forceinline__ float kda_join(float s)
     return s + __shfl_xor_sync(0xffffffffu, s, 16);
 }
 
+/* Rows of a block in shared memory; V and F as KG_SHARED arrays decay. */
+template <class V, class F> struct kda_tiles {
+    V ka, alpha, k, q; /* vectors over k; ka = k * alpha. Replay has neither ka nor q */
+    F v, beta;         /* [rows][columns of KDA_MAX_WARPS], of replay u; [rows] */
+};
+
+template <int COLS> struct kda_slice {
+    enum { MOST = KDA_MAX_WARPS * 8 * COLS }; /* columns of the largest block */
+};
+
+/* Fills the tiles with `rows` rows from r0 on. */
+template <int PER, int COLS, bool FULL, bool REPLAY, class V, class F>
+static __device__ __forceinline__ void kda_fill(const struct kg_kda &a, uint32_t r0, uint32_t rows,
+                                                uint32_t h, struct kda_tiles<V, F> &tile)
+{
+    enum { VECS = PER / 4 };
+    uint32_t slice = blockDim.x / KG_WARP * (8 * COLS), v0 = blockIdx.x * slice;
+
+    for (uint32_t i = threadIdx.x; i < rows * PER; i += blockDim.x) {
+        uint32_t t = i / PER, j = i % 4, g = i / 4 % VECS, at = (t * 4 + j) * VECS + g;
+        size_t r = size_t(r0) + t, head = size_t(h) * a.k_dim;
+        float4 k = kda_keys<FULL>(a.k + r * a.qk_stride + head, j, g, a.k_dim);
+        float4 alpha = kda_keys<FULL>(a.alpha + r * a.alpha_stride + head, j, g, a.k_dim);
+
+        tile.k[at] = k;
+        tile.alpha[at] = alpha;
+        if (!REPLAY) {
+            tile.ka[at] = kda_times(k, alpha);
+            tile.q[at] = kda_keys<FULL>(a.q + r * a.qk_stride + head, j, g, a.k_dim);
+        }
+    }
+    for (uint32_t i = threadIdx.x; i < rows * slice; i += blockDim.x) {
+        uint32_t t = i / slice, s = i % slice;
+        size_t r = size_t(r0) + t, v = size_t(h) * a.v_dim + v0 + s;
+
+        if (FULL || v0 + s < a.v_dim)
+            tile.v[t * kda_slice<COLS>::MOST + s] =
+                REPLAY ? a.u[r * a.u_stride + v] : a.v[r * a.v_stride + v];
+    }
+    if (!REPLAY)
+        for (uint32_t t = threadIdx.x; t < rows; t += blockDim.x)
+            tile.beta[t] = a.beta[(size_t(r0) + t) * a.beta_stride + h];
+}
+
 /* One key of p = S^T (k * alpha). */
 #define KDA_READ(element, m)                                           \
     do {                                                               \
@@ -120,6 +164,79 @@ static __device__ __forceinline__ float kda_join(float s)
             }                                                                           \
     } while (0)
 
+/* u of row t of the tiles, row r of the activations: of replay as it is, else beta (v - p). */
+template <int PER, int COLS, bool FULL, bool REPLAY, class V, class F>
+static __device__ __forceinline__ void
+kda_correct(const struct kg_kda &a, uint32_t t, size_t r, const struct kda_thread<PER, COLS> &x,
+            const struct kda_tiles<V, F> &tile, float (&u)[COLS])
+{
+    enum { VECS = PER / 4 };
+    uint32_t vec = (t * 4 + x.j) * VECS;
+    float sum[COLS];
+
+    for (int c = 0; c < COLS; c++)
+        sum[c] = 0.0f;
+    if (!REPLAY) {
+#pragma unroll
+        for (int g = 0; g < VECS; g++) {
+            float4 decayed = tile.ka[vec + g];
+
+            KDA_READ(x, 4 * g);
+            KDA_READ(y, 4 * g + 1);
+            KDA_READ(z, 4 * g + 2);
+            KDA_READ(w, 4 * g + 3);
+        }
+    }
+    for (int c = 0; c < COLS; c++) {
+        bool mine = FULL || x.v[c] < a.v_dim;
+
+        u[c] = mine ? float(tile.v[t * kda_slice<COLS>::MOST + x.slot + 8 * c]) : 0.0f;
+        if (REPLAY)
+            continue;
+        u[c] = tile.beta[t] * (u[c] - kda_join(sum[c]));
+        if (mine && x.j == 0 && a.u != nullptr)
+            a.u[r * a.u_stride + size_t(x.h) * a.v_dim + x.v[c]] = u[c];
+    }
+}
+
+/* The state behind row t, and but for replay the row's output. */
+template <int PER, int COLS, bool FULL, bool REPLAY, class V, class F>
+static __device__ __forceinline__ void
+kda_advance(const struct kg_kda &a, uint32_t t, size_t r, const float (&u)[COLS],
+            const struct kda_tiles<V, F> &tile, struct kda_thread<PER, COLS> &x)
+{
+    enum { VECS = PER / 4 };
+    uint32_t vec = (t * 4 + x.j) * VECS;
+    float sum[COLS];
+
+    for (int c = 0; c < COLS; c++)
+        sum[c] = 0.0f;
+#pragma unroll
+    for (int g = 0; g < VECS; g++) {
+        float4 key = tile.k[vec + g], decay = tile.alpha[vec + g];
+        float4 query = key;
+
+        if (!REPLAY)
+            query = tile.q[vec + g];
+        KDA_WRITE(x, 4 * g);
+        KDA_WRITE(y, 4 * g + 1);
+        KDA_WRITE(z, 4 * g + 2);
+        KDA_WRITE(w, 4 * g + 3);
+    }
+    for (int c = 0; !REPLAY && c < COLS; c++) {
+        float o = kda_join(sum[c]);
+
+        if ((FULL || x.v[c] < a.v_dim) && x.j == 0)
+            a.o[r * a.o_stride + size_t(x.h) * a.v_dim + x.v[c]] = o;
+    }
+}
+
+template <class V, class F>
+static __device__ __forceinline__ struct kda_tiles<V, F> kda_tiled(V ka, V alpha, V k, V q, F v,
+                                                                   F beta) {
+    return {ka, alpha, k, q, v, beta};
+}
+
 /*
  * Rows r0 .. r0 + n - 1 of the activations, ROWS at a time in shared memory. All threads of the
  * block must call; the first thing it does is wait for them. FULL as above.
@@ -128,90 +245,27 @@ template <int PER, int COLS, bool FULL, bool REPLAY, int ROWS = 256 / PER>
 static __device__ __forceinline__ void kda_rows(const struct kg_kda &a, uint32_t r0, uint32_t n,
                                                 struct kda_thread<PER, COLS> &x)
 {
-    enum { VECS = PER / 4, SLICE = KDA_MAX_WARPS * 8 * COLS };
     KG_SHARED(float4, tile_ka, ROWS * PER);
     KG_SHARED(float4, tile_alpha, ROWS * PER);
     KG_SHARED(float4, tile_k, ROWS * PER);
     KG_SHARED(float4, tile_q, ROWS * PER);
-    KG_SHARED_2D(float, tile_v, ROWS, SLICE); /* replay: u */
+    KG_SHARED(float, tile_v, ROWS *kda_slice<COLS>::MOST);
     KG_SHARED(float, tile_beta, ROWS);
-    uint32_t slice = blockDim.x / KG_WARP * (8 * COLS), v0 = blockIdx.x * slice;
+    auto tile =
+        kda_tiled(tile_ka + 0, tile_alpha + 0, tile_k + 0, tile_q + 0, tile_v + 0, tile_beta + 0);
 
     for (uint32_t t0 = 0; t0 < n; t0 += ROWS) {
         uint32_t rows = n - t0 < uint32_t(ROWS) ? n - t0 : uint32_t(ROWS);
 
         __syncthreads();
-        for (uint32_t i = threadIdx.x; i < rows * PER; i += blockDim.x) {
-            uint32_t t = i / PER, j = i % 4, g = i / 4 % VECS, at = (t * 4 + j) * VECS + g;
-            size_t r = r0 + t0 + t, head = size_t(x.h) * a.k_dim;
-            float4 k = kda_keys<FULL>(a.k + r * a.qk_stride + head, j, g, a.k_dim);
-            float4 alpha = kda_keys<FULL>(a.alpha + r * a.alpha_stride + head, j, g, a.k_dim);
-
-            tile_k[at] = k;
-            tile_alpha[at] = alpha;
-            if (!REPLAY) {
-                tile_ka[at] = kda_times(k, alpha);
-                tile_q[at] = kda_keys<FULL>(a.q + r * a.qk_stride + head, j, g, a.k_dim);
-            }
-        }
-        for (uint32_t i = threadIdx.x; i < rows * slice; i += blockDim.x) {
-            uint32_t t = i / slice, s = i % slice;
-            size_t r = r0 + t0 + t, v = size_t(x.h) * a.v_dim + v0 + s;
-
-            if (FULL || v0 + s < a.v_dim)
-                tile_v[t][s] = REPLAY ? a.u[r * a.u_stride + v] : a.v[r * a.v_stride + v];
-        }
-        if (!REPLAY)
-            for (uint32_t t = threadIdx.x; t < rows; t += blockDim.x)
-                tile_beta[t] = a.beta[(r0 + t0 + t) * a.beta_stride + x.h];
+        kda_fill<PER, COLS, FULL, REPLAY>(a, r0 + t0, rows, x.h, tile);
         __syncthreads();
         for (uint32_t t = 0; t < rows; t++) {
-            size_t r = r0 + t0 + t;
-            uint32_t vec = (t * 4 + x.j) * VECS;
-            float sum[COLS], u[COLS];
+            size_t r = size_t(r0) + t0 + t;
+            float u[COLS];
 
-            for (int c = 0; c < COLS; c++)
-                sum[c] = 0.0f;
-            if (!REPLAY) {
-#pragma unroll
-                for (int g = 0; g < VECS; g++) {
-                    float4 decayed = tile_ka[vec + g];
-
-                    KDA_READ(x, 4 * g);
-                    KDA_READ(y, 4 * g + 1);
-                    KDA_READ(z, 4 * g + 2);
-                    KDA_READ(w, 4 * g + 3);
-                }
-            }
-            for (int c = 0; c < COLS; c++) {
-                bool mine = FULL || x.v[c] < a.v_dim;
-
-                u[c] = mine ? float(tile_v[t][x.slot + 8 * c]) : 0.0f;
-                if (REPLAY)
-                    continue;
-                u[c] = tile_beta[t] * (u[c] - kda_join(sum[c]));
-                if (mine && x.j == 0 && a.u != nullptr)
-                    a.u[r * a.u_stride + size_t(x.h) * a.v_dim + x.v[c]] = u[c];
-                sum[c] = 0.0f;
-            }
-#pragma unroll
-            for (int g = 0; g < VECS; g++) {
-                float4 key = tile_k[vec + g], decay = tile_alpha[vec + g];
-                float4 query = key;
-
-                if (!REPLAY)
-                    query = tile_q[vec + g];
-                KDA_WRITE(x, 4 * g);
-                KDA_WRITE(y, 4 * g + 1);
-                KDA_WRITE(z, 4 * g + 2);
-                KDA_WRITE(w, 4 * g + 3);
-            }
-            for (int c = 0; !REPLAY && c < COLS; c++) {
-                float o = kda_join(sum[c]);
-
-                if ((FULL || x.v[c] < a.v_dim) && x.j == 0)
-                    a.o[r * a.o_stride + size_t(x.h) * a.v_dim + x.v[c]] = o;
-            }
+            kda_correct<PER, COLS, FULL, REPLAY>(a, t, r, x, tile, u);
+            kda_advance<PER, COLS, FULL, REPLAY>(a, t, r, u, tile, x);
         }
     }
 }
