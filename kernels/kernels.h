@@ -174,6 +174,7 @@ static inline size_t kg_state_at(uint32_t k_dim, uint32_t v_dim, uint32_t k, uin
  * Arguments of kda and kda_replay. Row r, head h: q, k, alpha at r * qk_stride + h * k_dim; v, o,
  * u at r * v_stride + h * v_dim; beta at r * beta_stride + h.
  */
+#define KG_KDA_CHUNK 16
 struct kg_kda {
     const float *q;     /* normalised and scaled; not read by replay */
     const float *k;     /* normalised */
@@ -187,8 +188,9 @@ struct kg_kda {
     uint32_t n_seqs;
     const struct kg_kda_seq *seqs;
     /* NULL, or the positions of the sequences' first rows: a device in fast math then may take the
-     * 16 rows of positions 16 i .. 16 i + 15 at once, where one sequence here has them all; its
-     * sums have another order. UINT32_MAX: row by row (verify). Other tables do not read it. */
+     * KG_KDA_CHUNK rows of positions 16 i .. 16 i + 15 at once, where one sequence here has them
+     * all; its sums have another order. UINT32_MAX: row by row (verify). Other tables do not read
+     * it. */
     const uint32_t *past;
 };
 

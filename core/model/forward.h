@@ -75,6 +75,10 @@ struct kg_scratch {
         float *kv;     /* kv_lora + rope */
         float *qa, *m; /* H * kv_lora */
         float *z, *o;  /* H * v */
+        /* Bytes nobody else needs while attention runs: behind its own those of the other phases,
+         * and the logits of the last pass. */
+        void *rest;
+        uint64_t rest_bytes;
     } mla;
     struct {
         float *gate, *up;    /* max(dense_inter, shared_inter) */
@@ -87,6 +91,7 @@ struct kg_scratch {
     } ffn;
     struct kg_conv_seq *conv_seqs; /* [max_seqs] */
     struct kg_kda_seq *kda_seqs;   /* [max_seqs] */
+    uint32_t *kda_past;            /* [max_seqs] positions of their first rows */
     struct kg_mla_seq *mla_seqs;   /* [max_seqs] */
     struct kg_product *products;   /* [max(8, mla heads)] */
     uint32_t *records;             /* [max_seqs] first record row of a verified sequence */

@@ -104,6 +104,13 @@ static void convolve(struct kg_model *m, const struct kg_w_layer *w, const struc
     }
 }
 
+/* Position of a segment's first row, as a table that takes whole chunks of rows wants it: verified
+ * rows are decoded, chunk or not. */
+static uint32_t past_of(const struct kg_forward_seq *seq, const struct segment *g)
+{
+    return seq->verify ? UINT32_MAX : seq->past + (g->row0 - seq->row0);
+}
+
 /* Runs `kernel` (kda or kda_replay) over the segments; *args has all but the sequences. */
 static void recur(struct kg_model *m, const struct kg_w_layer *w, const struct kg_forward *f,
                   void (*kernel)(struct kg_team *team, const struct kg_kda *args),
@@ -116,17 +123,20 @@ static void recur(struct kg_model *m, const struct kg_w_layer *w, const struct k
     args->v_dim = m->c->kda_dim;
     args->seqs = m->s.kda_seqs;
     for (uint32_t j = 0; j < waves; j++) {
-        uint32_t n = 0;
+        uint32_t n = 0, longest = 0;
         for (uint32_t i = 0; i < f->n_seqs; i++) {
             struct segment g = segment_of(m, f, i, w->index, j);
             if (g.n == 0)
                 continue;
+            longest = g.n > longest ? g.n : longest;
+            m->s.kda_past[n] = past_of(&f->seqs[i], &g);
             m->s.kda_seqs[n++] = (struct kg_kda_seq){.state_in = (const void *)g.in,
                                                      .state_out = (void *)g.out,
                                                      .row0 = g.row0,
                                                      .n = g.n};
         }
         args->n_seqs = n;
+        args->past = longest >= KG_KDA_CHUNK ? m->s.kda_past : NULL; /* NULL: no chunk is whole */
         if (n > 0)
             kernel(m->team, args);
     }

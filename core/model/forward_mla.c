@@ -69,7 +69,9 @@ static void attend(struct kg_model *m, uint32_t l, const struct kg_forward *f)
                           .scale = 1.0f / sqrtf((float)head_width),
                           .heads = c->mla_heads,
                           .seqs = m->s.mla_seqs,
-                          .n_seqs = f->n_seqs};
+                          .n_seqs = f->n_seqs,
+                          .scratch = m->s.mla.rest,
+                          .scratch_bytes = m->s.mla.rest_bytes};
 
     set_pages(m, m->layers[l].index, f, &args.pages);
     for (uint32_t i = 0; i < f->n_seqs; i++) {

@@ -92,7 +92,7 @@ static void carve(struct carver *v, struct kg_model *m)
 {
     const struct kg_model_config *c = m->c;
     struct kg_scratch *s = &m->s;
-    uint64_t shared;
+    uint64_t shared, rest;
 
     s->streams = list(v, m->n_streams * sizeof(*s->streams));
     for (uint32_t i = 0; i < m->n_streams; i++) {
@@ -108,6 +108,7 @@ static void carve(struct carver *v, struct kg_model *m)
     s->features = m->draft == NULL ? NULL : rows_of(v, (uint64_t)m->draft->n_taps * c->hidden);
     s->conv_seqs = list(v, m->max_seqs * sizeof(*s->conv_seqs));
     s->kda_seqs = list(v, m->max_seqs * sizeof(*s->kda_seqs));
+    s->kda_past = list(v, m->max_seqs * sizeof(*s->kda_past));
     s->mla_seqs = list(v, m->max_seqs * sizeof(*s->mla_seqs));
     s->products = list(v, larger(8, c->mla_heads) * sizeof(*s->products));
     s->records = list(v, m->max_seqs * sizeof(*s->records));
@@ -116,10 +117,13 @@ static void carve(struct carver *v, struct kg_model *m)
     carve_kda(v, c, m->max_verify > 0 && m->rewind == KG_REWIND_REPLAY, s);
     v->at = shared;
     carve_mla(v, c, s);
+    s->mla.rest = bytes(v, 0);
+    rest = v->at;
     v->at = shared;
     carve_ffn(v, m, s);
     v->at = v->most;
     s->logits = rows_of(v, c->vocab);
+    s->mla.rest_bytes = v->at - rest;
 }
 
 /* Bytes of the verified rows, all KDA layers. */

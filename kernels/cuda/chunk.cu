@@ -16,7 +16,7 @@
  */
 #include "kda.cuh"
 
-#define ROWS 16
+#define ROWS KG_KDA_CHUNK
 #define VECS 8 /* float4 of a part of k: 32 keys */
 
 static __device__ __forceinline__ float dot4(float4 a, float4 b, float sum)

@@ -55,10 +55,11 @@ static const struct kg_opt options[] = {
 #define CUDA_CAPS                                                                      \
     (KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS | KG_EXEC_CAP_ASYNC | \
      KG_EXEC_CAP_CUDA)
-/* Of exact math, which is compared with exec-cpu to the bit. Fast claims none before it was shown.
- */
+/* Of exact math. Fast takes 16 rows of a prefill at once, where the cuts of the prompt allow it, so
+ * its bits depend on cuts and differ from those of decoding; not on the batch. */
 #define CUDA_INVARIANT \
     (KG_EXEC_CAP_INVARIANT_BATCH | KG_EXEC_CAP_INVARIANT_CHUNK | KG_EXEC_CAP_INVARIANT_PATH)
+#define CUDA_INVARIANT_FAST KG_EXEC_CAP_INVARIANT_BATCH
 
 struct cuda_exec {
     struct kg_exec e; /* first: the members of kg_exec_ops are given its address */
@@ -297,7 +298,7 @@ static int load(struct cuda_exec *c, const struct cuda_conf *conf, const struct 
         return rc;
     run.kernels = kg_kernels_cuda(conf->math);
     run.device_team = kg_cuda_team(c->cuda);
-    run.caps |= conf->math == KG_MATH_EXACT ? CUDA_INVARIANT : 0;
+    run.caps |= conf->math == KG_MATH_EXACT ? CUDA_INVARIANT : CUDA_INVARIANT_FAST;
     c->e.threads = conf->threads == 0 ? kg_run_cpus() : conf->threads;
     (void)snprintf(c->e.kernels_text, sizeof(c->e.kernels_text), "%.70s, %u graphs", facts.name,
                    conf->graphs);
@@ -358,7 +359,7 @@ static const struct kg_plugin plugin = {
     .name = CUDA_NAME,
     .version = KG_VERSION,
     .summary = "Kimi K3 and Kimi-Linear on one CUDA device; exact math has the bits of exec-cpu",
-    .caps = CUDA_CAPS | CUDA_INVARIANT,
+    .caps = CUDA_CAPS | CUDA_INVARIANT, /* of exact math: describe says what an instance has */
     .opts = options,
     .conf_size = sizeof(struct cuda_conf),
     .ops = &ops,

@@ -86,7 +86,7 @@ struct kg_plugin {
     const char *name;                /* "unified"; the file is pool-unified.so */
     const char *version;             /* of the plugin, free text */
     const char *summary;             /* one line */
-    uint64_t caps;                   /* KG_<KIND>_CAP_* */
+    uint64_t caps;                   /* KG_<KIND>_CAP_*: the most an instance may have */
     const struct kg_opt *opts;       /* rows, or NULL */
     size_t conf_size;                /* of the option struct the rows fill */
     const struct kg_metric *metrics; /* rows, or NULL */

@@ -146,6 +146,7 @@ void xc_open(struct xc *x)
     }
     x->desc.size = sizeof(x->desc);
     x->ops->describe(x->exec, &x->desc);
+    assert_int_equal(x->desc.caps & ~p->caps, 0); /* no more than the plugin lists */
     make_layout(x);
     if (x->ops->bind(x->exec, &x->layout, &err) != KG_OK) {
         fail_msg("exec-%s: %s", xc_name, err.text);

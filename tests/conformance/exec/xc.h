@@ -10,9 +10,11 @@
 #define XC_PAGES 96
 #define XC_STATES 24
 #define XC_SEQS 6
+#ifndef XC_CONTEXT /* tests of one backend may choose */
 #define XC_ROWS 64
 #define XC_CONTEXT 128
 #define XC_DRAFT 4
+#endif
 
 struct xc {
     struct rig_part part;
