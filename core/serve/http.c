@@ -512,9 +512,11 @@ static void on_accept_error(struct evconnlistener *l, void *arg)
     (void)evtimer_add(h->accept_timer, &tv);
 }
 
-/* Listens on the first address of the name that works. */
+/* Listens on the first address of the name that works. All who may be connected may come at once:
+ * with a shorter queue the kernel drops the rest, who try again after one second and then three. */
 static int listen_on(struct kg_http *h, struct kg_error *err)
 {
+    int backlog = h->conf->max_connections > 511 ? (int)h->conf->max_connections : 511;
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_ADDRCONFIG};
     struct addrinfo *list = NULL;
     struct sockaddr_storage ss = {0};
@@ -530,7 +532,7 @@ static int listen_on(struct kg_http *h, struct kg_error *err)
         h->listener = evconnlistener_new_bind(h->base, on_accept, h,
                                               LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC |
                                                   LEV_OPT_REUSEABLE,
-                                              511, a->ai_addr, (int)a->ai_addrlen);
+                                              backlog, a->ai_addr, (int)a->ai_addrlen);
     rc = errno;
     freeaddrinfo(list);
     if (h->listener == NULL)

@@ -14,6 +14,8 @@
 #include <string.h>
 #include <time.h>
 
+#define SENDS_PER_LOOK 16 /* jobs between two looks at the clock */
+
 uint64_t kg_slot_id(const struct kg_serve *s, uint32_t slot)
 {
     return (uint64_t)s->slots[slot].generation << 32 | ((uint64_t)slot + 1);
@@ -32,21 +34,42 @@ static void slot_free(struct kg_serve *s, uint32_t slot)
     s->n_live--;
 }
 
+static void note_unsent(struct kg_job *job)
+{
+    struct kg_serve *s = job->serve;
+
+    if (job->is_unsent)
+        return;
+    job->is_unsent = true;
+    job->next_unsent = NULL;
+    job->prev_unsent = s->last_unsent;
+    if (s->last_unsent != NULL)
+        s->last_unsent->next_unsent = job;
+    else
+        s->unsent = job;
+    s->last_unsent = job;
+}
+
 static void forget_unsent(struct kg_job *job)
 {
-    struct kg_job **at = &job->serve->unsent;
+    struct kg_serve *s = job->serve;
 
     if (!job->is_unsent)
         return;
-    while (*at != job)
-        at = &(*at)->next_unsent;
-    *at = job->next_unsent;
+    if (job->prev_unsent != NULL)
+        job->prev_unsent->next_unsent = job->next_unsent;
+    else
+        s->unsent = job->next_unsent;
+    if (job->next_unsent != NULL)
+        job->next_unsent->prev_unsent = job->prev_unsent;
+    else
+        s->last_unsent = job->prev_unsent;
     job->is_unsent = false;
 }
 
-void kg_jobs_send(struct kg_serve *s)
+bool kg_jobs_send(struct kg_serve *s, uint64_t until_ns)
 {
-    while (s->unsent != NULL) {
+    for (uint32_t n = 1; s->unsent != NULL; n++) {
         struct kg_job *job = s->unsent;
         forget_unsent(job);
         for (uint32_t i = 0; i < job->n_answers && job->req != NULL; i++) {
@@ -54,7 +77,10 @@ void kg_jobs_send(struct kg_serve *s)
                 kg_job_send(job, i);
             job->answers[i].unsent = false;
         }
+        if (n % SENDS_PER_LOOK == 0 && kg_now_ns() >= until_ns)
+            break;
     }
+    return s->unsent == NULL;
 }
 
 /* Takes the piles of a job that was answered out of the sum; late events of it do nothing. */
@@ -444,11 +470,8 @@ static void take_tokens(struct kg_job *job, uint32_t i, const struct kg_event *e
         kg_engine_finish(s->parts.engine, ev->id, a->answer.n_tokens);
     if (rc >= 0) {
         a->unsent = job->task.call.stream;
-        if (a->unsent && !job->is_unsent) {
-            job->is_unsent = true;
-            job->next_unsent = s->unsent;
-            s->unsent = job;
-        }
+        if (a->unsent)
+            note_unsent(job);
         return;
     }
     if (rc == KG_ELIMIT)

@@ -17,7 +17,7 @@ struct kg_job_answer {
 struct kg_job {
     struct kg_serve *serve;
     struct kg_job *prev, *next;
-    struct kg_job *next_unsent; /* in serve->unsent while is_unsent */
+    struct kg_job *prev_unsent, *next_unsent; /* in serve->unsent while is_unsent */
     bool is_unsent;
     struct kg_http_req *req; /* NULL once answered or gone */
     struct kg_buf body;      /* while it is being prepared */

@@ -14,7 +14,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#define EVENTS_PER_CALL 256 /* engine events taken before connections get their turn */
+/* What the engine's events may take of a turn of the loop, before connections are looked at again. */
+#define TAKE_NS (KG_NS_PER_MS / 2)
+#define SEND_NS (2 * KG_NS_PER_MS)
+#define EVENTS_PER_LOOK 64 /* between two looks at the clock */
 #define DRAIN_TICK_MS 20
 #define LAST_WORDS_MS 2000 /* after the cancel, for the answers to leave */
 
@@ -24,29 +27,45 @@ void kg_serve_write_lines(struct kg_serve *s)
         s->parts.policy->write_lines(s->parts.policy->ctx);
 }
 
-static void on_engine(evutil_socket_t fd, short what, void *arg)
+/* Takes events until there are none, or until_ns. False when there may be more. */
+static bool take_events(struct kg_serve *s, uint64_t until_ns)
 {
-    struct timeval soon = {0, 0};
-    struct kg_serve *s = arg;
     struct kg_event ev;
 
-    (void)fd;
-    (void)what;
-    for (uint32_t i = 0; i < EVENTS_PER_CALL; i++) {
-        if (kg_engine_next(s->parts.engine, &ev) != KG_OK) {
-            kg_jobs_send(s);
-            kg_serve_write_lines(s);
-            return;
-        }
+    for (uint32_t n = 1; kg_engine_next(s->parts.engine, &ev) == KG_OK; n++) {
         if (ev.type == KG_EVENT_SWAPPED)
             kg_admin_swapped(s);
         else
             kg_job_event(s, &ev);
+        if (n % EVENTS_PER_LOOK == 0 && kg_now_ns() >= until_ns)
+            return false;
     }
-    kg_jobs_send(s);
+    return true;
+}
+
+/*
+ * A token costs a fraction of what its chunk costs, which is a system call here and one there. So
+ * what is there is taken first, of all streams, and then sent, as far as the turn goes: whose turn
+ * does not come finds more tokens in its next chunk, and where the engine is quicker than the
+ * sockets each stream falls behind a little instead of all of them ever more.
+ */
+static void on_engine(evutil_socket_t fd, short what, void *arg)
+{
+    struct timeval soon = {0, 0};
+    struct kg_serve *s = arg;
+    uint64_t start = kg_now_ns();
+    bool all = take_events(s, start + TAKE_NS);
+
+    (void)fd;
+    (void)what;
+    (void)event_del(s->more_event); /* both may be due: one turn is enough */
+    if (all)
+        kg_serve_write_lines(s);
+    all = kg_jobs_send(s, start + TAKE_NS + SEND_NS) && all;
     /* A timer and not event_active: an event made active here would run before the loop looks at
      * its sockets again, and a quick engine would keep them waiting for ever. */
-    (void)event_add(s->more_event, &soon);
+    if (!all)
+        (void)event_add(s->more_event, &soon);
 }
 
 static void on_prep(evutil_socket_t fd, short what, void *arg)

@@ -74,7 +74,7 @@ struct kg_serve {
     uint64_t busy_since_ns; /* backend clock: when n_live last rose from 0 */
     struct kg_job *jobs;    /* all of them */
     uint32_t n_jobs;
-    struct kg_job *unsent; /* jobs with tokens not sent yet, newest first */
+    struct kg_job *unsent, *last_unsent; /* jobs with tokens not sent yet, oldest first */
     uint64_t seed_state;   /* seeds of requests that name none */
     struct kg_buf scratch_out;
 
@@ -105,9 +105,10 @@ void kg_job_start(struct kg_serve *s, struct kg_http_req *req, enum kg_endpoint 
 void kg_job_prepared(struct kg_prep_task *task);
 /* An event of the engine. */
 void kg_job_event(struct kg_serve *s, const struct kg_event *ev);
-/* Sends what the events since the last call brought: one chunk per sequence, and the end of a
- * sequence in the same chunk as its last tokens. */
-void kg_jobs_send(struct kg_serve *s);
+/* Sends what events brought, to whoever waits longest first: one chunk per sequence, and the end of
+ * a sequence in the same chunk as its last tokens. Stops when until_ns (monotonic) has passed; false
+ * when somebody still waits. */
+bool kg_jobs_send(struct kg_serve *s, uint64_t until_ns);
 /* Ends every job with a 503 (shutting down). */
 void kg_jobs_cancel(struct kg_serve *s);
 /* Frees all jobs without telling anybody; the engine and prep threads are out of reach by now. */

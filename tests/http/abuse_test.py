@@ -1,6 +1,9 @@
 """Clients that break the rules: each gets its status, costs bounded memory, and leaves nothing."""
 import http.client
 import json
+import os
+import select
+import signal
 import socket
 
 import kedge
@@ -103,6 +106,33 @@ def test_all_bodies_together_have_a_limit():
     assert sorted(statuses) == [408, 408, 503, 503] or sorted(statuses) == [408, 408, 408, 503], \
         statuses
     server.wait_for(lambda: server.metric("kedge:http_body_bytes"), 0)
+
+
+def test_all_who_may_be_connected_may_come_at_once():
+    """Before the server looks: whom its queue has no room for would be dropped, and try again after a
+    second, then three."""
+    n = 900
+    with open("/proc/sys/net/core/somaxconn") as f:
+        if int(f.read()) < n:
+            return
+    socks = []
+    with kedge.Server({"server": {"max_connections": n + 8}}) as other:
+        try:
+            os.kill(other.proc.pid, signal.SIGSTOP)
+            for _ in range(n):
+                s = socket.socket()
+                s.setblocking(False)
+                s.connect_ex(("127.0.0.1", other.port))
+                socks.append(s)
+            poll = select.poll()
+            for s in socks:
+                poll.register(s, select.POLLOUT)
+            assert len(poll.poll(0)) == n, "some were not let into the queue"
+        finally:
+            os.kill(other.proc.pid, signal.SIGCONT)
+        other.wait_for(lambda: other.metric("kedge:http_connections"), n + 1)
+        for s in socks:
+            s.close()
 
 
 def test_slow_and_half_requests_end_with_408_or_silence():
