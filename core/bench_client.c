@@ -3,11 +3,11 @@
 #include "bench_serve.h"
 #include "front.h"
 #include "serve/http_parse.h"
+#include "text/rawjson.h"
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <event2/event.h>
-#include <jansson.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -118,21 +118,62 @@ static void add_gap(struct kg_bench_req *q, uint64_t gap)
 }
 
 /* True when a choice of the chunk carries output, be it text, reasoning or a tool call. */
-static bool has_output(const json_t *choice, bool chat)
+static bool has_output(struct kg_span choice, bool chat)
 {
-    const json_t *delta = json_object_get(choice, "delta");
-    const char *key;
-    json_t *v;
+    struct kg_raw_member m, d;
+    bool found = false;
 
-    if (!chat)
-        return json_is_string(json_object_get(choice, "text"));
-    json_object_foreach((json_t *)(uintptr_t)delta, key, v)
-    {
-        if (strcmp(key, "role") != 0 && !(json_is_string(v) && json_string_length(v) == 0) &&
-            !json_is_null(v))
-            return true;
+    for (size_t at = 0; kg_raw_next(choice, &at, &m);) {
+        if (!chat && kg_span_is(m.key, "\"text\""))
+            found = kg_raw_type_of(m.value) == KG_RAW_STRING;
+        if (!chat || !kg_span_is(m.key, "\"delta\"") || kg_raw_type_of(m.value) != KG_RAW_OBJECT)
+            continue;
+        for (size_t k = 0; kg_raw_next(m.value, &k, &d);)
+            found = found || (!kg_span_is(d.key, "\"role\"") && !kg_span_is(d.value, "\"\"") &&
+                              kg_raw_type_of(d.value) != KG_RAW_NULL);
     }
-    return false;
+    return found;
+}
+
+static uint32_t count_of(struct kg_span usage, const char *name)
+{
+    struct kg_span v;
+
+    return kg_raw_get(usage, name, &v) && kg_raw_type_of(v) == KG_RAW_NUMBER
+               ? (uint32_t)strtoul(v.p, NULL, 10)
+               : 0;
+}
+
+/* What a client looks at in a chunk; p is NULL for what is not there. */
+struct chunk {
+    struct kg_span choice, usage;
+};
+
+/* False when the chunk is not JSON or tells of an error. A parser that builds the values would be
+ * most of what this client costs. */
+static bool read_chunk(struct kg_span text, struct chunk *c)
+{
+    struct kg_span root;
+    struct kg_raw_member m;
+    ptrdiff_t used = kg_raw_value(text, &root);
+
+    *c = (struct chunk){{NULL, 0}, {NULL, 0}};
+    while (used > 0 && (size_t)used < text.n && memchr(" \t\r\n", text.p[used], 4) != NULL)
+        used++;
+    if (used <= 0 || (size_t)used != text.n || kg_raw_type_of(root) != KG_RAW_OBJECT)
+        return false;
+    for (size_t at = 0; kg_raw_next(root, &at, &m);) {
+        enum kg_raw_type type = kg_raw_type_of(m.value);
+        size_t first = 0;
+        if (kg_span_is(m.key, "\"error\"") && type != KG_RAW_NULL)
+            return false;
+        if (kg_span_is(m.key, "\"choices\"") && type == KG_RAW_ARRAY &&
+            kg_raw_next(m.value, &first, &m) && kg_raw_type_of(m.value) == KG_RAW_OBJECT)
+            c->choice = m.value;
+        else if (kg_span_is(m.key, "\"usage\"") && type == KG_RAW_OBJECT)
+            c->usage = m.value;
+    }
+    return true;
 }
 
 /* One "data:" line of a stream. */
@@ -140,31 +181,26 @@ static void take_data(struct peer *p, const char *text, size_t n)
 {
     struct kg_bench_req *q = p->req;
     uint64_t now = now_of(p->run);
-    json_t *root, *usage, *choice;
+    struct chunk c;
 
     if (n == 6 && memcmp(text, "[DONE]", 6) == 0)
         return;
-    root = json_loadb(text, n, JSON_ALLOW_NUL, NULL);
-    if (root == NULL || json_object_get(root, "error") != NULL) {
+    if (!read_chunk((struct kg_span){text, n}, &c)) {
         (void)snprintf(q->error, sizeof(q->error), "%.*s", n > 190 ? 190 : (int)n, text);
-        json_decref(root);
         return;
     }
-    choice = json_array_get(json_object_get(root, "choices"), 0);
     /* The chunk that names the role comes with the first token, whether that shows or not. */
-    if (choice != NULL && q->first_ns == 0)
+    if (c.choice.p != NULL && q->first_ns == 0)
         q->first_ns = now;
-    if (choice != NULL && has_output(choice, p->run->conf->chat)) {
+    if (c.choice.p != NULL && has_output(c.choice, p->run->conf->chat)) {
         if (q->n_chunks++ > 0)
             add_gap(q, now - q->last_ns);
         q->last_ns = now;
     }
-    usage = json_object_get(root, "usage");
-    if (json_is_object(usage)) {
-        q->n_output = (uint32_t)json_integer_value(json_object_get(usage, "completion_tokens"));
-        q->n_input = (uint32_t)json_integer_value(json_object_get(usage, "prompt_tokens"));
+    if (c.usage.p != NULL) {
+        q->n_output = count_of(c.usage, "completion_tokens");
+        q->n_input = count_of(c.usage, "prompt_tokens");
     }
-    json_decref(root);
 }
 
 /* Bytes of the body, in order. */
