@@ -168,6 +168,7 @@ int kg_advise_run(struct kg_advise_runner *r, struct kg_advise_job *jobs, uint32
         }
         int one = poll_all(r, slots, &n_running);
         rc = rc == KG_OK ? one : rc;
+        rc = rc == KG_OK && kg_runs_told() ? kg_fail(r->err, KG_ECANCEL, "interrupted") : rc;
         if (tty && n_ticks++ % 20 == 0) {
             show(r, n_running);
         }

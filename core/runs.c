@@ -9,14 +9,40 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 extern char **environ;
 
+/* Those that end a program and leave it a moment to put things away. They are held back while there
+ * is a folder, so that nobody needs a handler, which could tell the rest of the program of them only
+ * through a global: whoever waits for a run looks whether one is pending, and kg_runs_drop lets it
+ * through. */
+static sigset_t endings(void)
+{
+    sigset_t set;
+
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGINT);
+    (void)sigaddset(&set, SIGTERM);
+    (void)sigaddset(&set, SIGHUP);
+    return set;
+}
+
+int kg_runs_told(void)
+{
+    sigset_t set;
+
+    return sigpending(&set) == 0 && (sigismember(&set, SIGINT) || sigismember(&set, SIGTERM) ||
+                                     sigismember(&set, SIGHUP));
+}
+
 /* In the child. Whoever started it may be killed or interrupted: then this ends, too. */
 static void become(const char *const words[], const int fds[2], pid_t parent)
 {
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == parent && dup2(fds[0], 1) == 1 &&
+    sigset_t set = endings();
+
+    if (sigprocmask(SIG_UNBLOCK, &set, NULL) == 0 && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == parent && dup2(fds[0], 1) == 1 &&
         dup2(fds[1], 2) == 2) {
         (void)execve("/proc/self/exe", (char *const *)words, environ);
     }
@@ -47,15 +73,28 @@ int kg_runs_start(const char *const words[], const char *log, pid_t *pid, struct
 
 int kg_runs_poll(pid_t pid, int wait, int *status)
 {
+    const struct timespec tick = {.tv_nsec = 10000000};
+    int told = 0;
     pid_t got;
 
-    do {
-        got = waitpid(pid, status, wait ? 0 : WNOHANG);
-    } while (got < 0 && errno == EINTR);
+    for (;;) {
+        got = waitpid(pid, status, told ? 0 : WNOHANG);
+        if (got > 0 || (got < 0 && errno != EINTR)) {
+            break;
+        }
+        if (kg_runs_told()) {
+            (void)kill(pid, SIGKILL);
+            told = 1;
+        } else if (wait) {
+            (void)nanosleep(&tick, NULL);
+        } else {
+            return 0;
+        }
+    }
     if (got < 0) { /* nobody's child: as if it had failed */
         *status = 1 << 8;
     }
-    return got != 0;
+    return 1;
 }
 
 int kg_runs_verdict(int status, const char *what, struct kg_error *err)
@@ -111,8 +150,11 @@ int kg_runs_folder(const char *name, char path[KG_RUNS_PATH], struct kg_error *e
 
     base = base != NULL && base[0] != '\0' && strlen(base) < 40 ? base : "/tmp";
     (void)snprintf(path, KG_RUNS_PATH, "%s/kedge-%.8s-XXXXXX", base, name);
+    sigset_t set = endings();
+    (void)sigprocmask(SIG_BLOCK, &set, NULL);
     if (mkdtemp(path) == NULL) {
         path[0] = '\0';
+        (void)sigprocmask(SIG_UNBLOCK, &set, NULL);
         return kg_fail(err, KG_EIO, "%s: no folder for the runs: %s", base, strerror(errno));
     }
     return KG_OK;
@@ -132,4 +174,6 @@ void kg_runs_drop(const char *path)
         (void)closedir(d);
         (void)rmdir(path);
     }
+    sigset_t set = endings();
+    (void)sigprocmask(SIG_UNBLOCK, &set, NULL);
 }

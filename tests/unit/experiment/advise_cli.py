@@ -348,6 +348,32 @@ def replays_end_with_the_command_that_started_them():
 
 
 @case
+def who_is_told_to_end_ends_by_that_and_leaves_no_file_and_no_replay():
+    with tempfile.TemporaryDirectory() as d:
+        t = strangers(d, n=2000)
+        tmp = os.path.join(d, "tmp")
+        os.mkdir(tmp)
+        for words, told in ((("advise", "--rounds", "4"), signal.SIGTERM), (("advise", "--rounds", "4"), signal.SIGINT),
+                            (("advise", "--rounds", "4"), signal.SIGHUP),
+                            (("ab", "--set-b", "engine.max_seqs=7"), signal.SIGTERM)):
+            p = subprocess.Popen([KEDGE, words[0], "-c", SIM, "--trace", t, *words[1:]], env=dict(os.environ, TMPDIR=tmp),
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            child = ""
+            while child == "" and p.poll() is None:
+                with open("/proc/%d/task/%d/children" % (p.pid, p.pid)) as f:
+                    child = (f.read().split() + [""])[0]
+            assert child != "", (words, p.stderr.read()[-500:])
+            end = os.pidfd_open(int(child))
+            assert os.listdir(tmp) != []
+            p.send_signal(told)
+            said = p.communicate(timeout=60)[1]
+            assert p.returncode == -told and os.listdir(tmp) == [], (words, told, p.returncode, os.listdir(tmp), said[-500:])
+            seen, _, _ = select.select([end], [], [], 0)
+            os.close(end)
+            assert seen, "a replay is left"
+
+
+@case
 def progress_with_the_time_left_goes_to_a_terminal_only_and_no_file_stays():
     with tempfile.TemporaryDirectory() as d:
         t = strangers(d, n=60)
