@@ -246,8 +246,21 @@ static bool has_memory(size_t n)
     return p != NULL;
 }
 
-int kg_json_load(const char *text, size_t n, uint32_t max_depth, uint32_t max_values, json_t **root,
-                 struct kg_api_error *err)
+/* Names the key that the parser met a second time: its text ends with near '"KEY"',
+ * as it was written. */
+static int refuse_double(const json_error_t *e, struct kg_api_error *err)
+{
+    const char *key = strstr(e->text, "'\"");
+    size_t n = key != NULL ? strcspn(key + 2, "\"") : 0;
+    char name[80];
+
+    (void)snprintf(name, sizeof(name), "%.*s", (int)(n < 60 ? n : 60), n > 0 ? key + 2 : "");
+    return kg_api_refuse(err, name, "line %d, column %d: \"%s\" stands twice in one object", e->line,
+                         e->column, name);
+}
+
+static int load(const char *text, size_t n, uint32_t max_depth, uint32_t max_values, size_t flags,
+                json_t **root, struct kg_api_error *err)
 {
     json_error_t e;
     json_t *v;
@@ -263,11 +276,13 @@ int kg_json_load(const char *text, size_t n, uint32_t max_depth, uint32_t max_va
         (void)kg_api_fail(err, 500, "out_of_memory", "", "the server is out of memory");
         return KG_ENOMEM;
     }
-    v = json_loadb(text, n, JSON_ALLOW_NUL | JSON_DECODE_ANY, &e);
+    v = json_loadb(text, n, JSON_ALLOW_NUL | JSON_DECODE_ANY | flags, &e);
     if (v == NULL && (json_error_code(&e) == json_error_out_of_memory || e.text[0] == '\0')) {
         (void)kg_api_fail(err, 500, "out_of_memory", "", "the server is out of memory");
         return KG_ENOMEM;
     }
+    if (v == NULL && json_error_code(&e) == json_error_duplicate_key)
+        return refuse_double(&e, err);
     if (v == NULL)
         return kg_api_fail(err, 400, "invalid_json", "",
                            "the body is not valid JSON: line %d, column %d: %s", e.line, e.column,
@@ -280,6 +295,18 @@ int kg_json_load(const char *text, size_t n, uint32_t max_depth, uint32_t max_va
     }
     *root = v;
     return KG_OK;
+}
+
+int kg_json_load(const char *text, size_t n, uint32_t max_depth, uint32_t max_values, json_t **root,
+                 struct kg_api_error *err)
+{
+    return load(text, n, max_depth, max_values, 0, root, err);
+}
+
+int kg_json_load_once(const char *text, size_t n, uint32_t max_depth, uint32_t max_values,
+                      json_t **root, struct kg_api_error *err)
+{
+    return load(text, n, max_depth, max_values, JSON_REJECT_DUPLICATES, root, err);
 }
 
 const json_t *kg_json_get(const json_t *obj, const char *name)

@@ -38,9 +38,14 @@ __attribute__((format(printf, 5, 6))) int kg_api_fail(struct kg_api_error *err, 
 int kg_json_scan(const char *text, size_t n, uint32_t max_depth, uint32_t max_values,
                  struct kg_api_error *err);
 
-/* Scan and parse; the root must be an object. *root is the caller's (json_decref). */
+/* Scan and parse; the root must be an object. *root is the caller's (json_decref). Of equal names in
+ * an object the last one counts, as clients are used to. */
 int kg_json_load(const char *text, size_t n, uint32_t max_depth, uint32_t max_values, json_t **root,
                  struct kg_api_error *err);
+/* The same, but a name that stands twice in one object is refused: for orders, where somebody meant
+ * two things. */
+int kg_json_load_once(const char *text, size_t n, uint32_t max_depth, uint32_t max_values,
+                      json_t **root, struct kg_api_error *err);
 
 /*
  * Typed reads of obj[name]. Absent and null leave *out alone and return KG_OK. `where` is the

@@ -460,8 +460,8 @@ void kg_split_change(struct kg_serve *s, struct kg_http_req *req)
         return;
     memcpy(arms, s->split->now, sizeof(arms));
     kg_http_take_body(req, &body);
-    int rc = kg_json_load(kg_buf_cstr(&body), body.len, s->parts.conf->max_json_depth, 1024, &root,
-                          &err);
+    int rc = kg_json_load_once(kg_buf_cstr(&body), body.len, s->parts.conf->max_json_depth, 1024,
+                               &root, &err);
     if (rc == KG_OK)
         rc = read_shares(s->split, root, arms, &err);
     if (rc == KG_OK) {

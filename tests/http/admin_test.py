@@ -63,6 +63,8 @@ def test_what_is_wrong_is_refused_by_field_and_changes_nothing():
             assert error["param"] == param, (body, error)
         for raw in (b"", b"[]", b"{", b'"x"'):
             server.refused(PLUGINS, raw, 400)
+        error = server.refused(PLUGINS, b'{"sched": "fair", "sched": "fcfs"}', 400, param="sched")
+        assert '"sched" stands twice' in error["message"], error
         assert active(server) == before
         names = {p["name"] for p in server.ok(PLUGINS)["spec"]}
         for name in {"dspark", "confidence"} & names:

@@ -172,6 +172,11 @@ def test_shares_change_all_or_none_and_errors_name_the_field():
             assert shares(server) == good
         assert server.refused(ARMS, {"share": {"a": 50}}, 400)["param"] == "share"
         server.refused(ARMS, b"nonsense", 400)
+        for body, param in ((b'{"shares": {"a": 10, "b": 90, "a": 50}}', "a"),
+                            (b'{"shares": {"a": 10, "b": 90}, "shares": {"a": 90, "b": 10}}', "shares")):
+            error = server.refused(ARMS, body, 400, param=param)
+            assert '"%s" stands twice' % param in error["message"], error
+            assert shares(server) == good
         server.refused(ARMS, {"shares": {"a": 10, "b": 90}}, 403, headers=FORWARDED)
         server.refused(ARMS, {"shares": {"a": 10, "b": 90}}, 403, headers={"Origin": "http://x"})
         answer = server.ok(ARMS, {"shares": {"c": 30, "b": 20}})

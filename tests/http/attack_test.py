@@ -281,6 +281,24 @@ def test_leaving_after_submit_in_mid_stream_and_at_the_end_frees_everything():
                 leave(s, how)
 
 
+def test_a_half_that_is_closed_in_mid_stream_cuts_it_where_anybody_can_see():
+    with attack():
+        for lines in (1, 4):
+            gone = server.metric("kedge:http_responses_total", status="gone")
+            s = server.connect()
+            s.sendall(post(dict(LONG, stream=True)))
+            got = b""
+            while got.count(b"data: {") < lines:
+                got += s.recv(4096)
+            s.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                while more := s.recv(65536):
+                    got += more
+            s.close()
+            assert b"[DONE]" not in got and not got.endswith(b"\r\n0\r\n\r\n"), got[-200:]
+            server.wait_for(lambda: server.metric("kedge:http_responses_total", status="gone"), gone + 1)
+
+
 def test_leaving_with_requests_in_the_pipe_frees_everything():
     with attack():
         for how in ("close", "kill", "half"):

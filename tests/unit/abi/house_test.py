@@ -50,6 +50,12 @@ class House(unittest.TestCase):
         done = house(GOOD)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
+    def test_a_wrong_line_gets_the_right_one(self):
+        for words in ([], ["/nowhere"], [".", "stamp", "more"]):
+            done = subprocess.run(["sh", HOUSE, *words], capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn("usage: house ROOT [STAMP]", done.stderr)
+
     def test_each_broken_wall_is_named(self):
         for name, text, want in BROKEN:
             with self.subTest(name=name, text=text):

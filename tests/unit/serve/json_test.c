@@ -177,6 +177,35 @@ static void reads_check_type_and_range_and_name_the_field(void **state)
     json_decref(root);
 }
 
+static void of_equal_names_the_last_counts_or_the_body_is_refused_by_name(void **state)
+{
+    static const struct {
+        const char *text, *param;
+    } twice[] = {{"{\"a\":1,\"b\":2,\"a\":3}", "a"},
+                 {"{\"o\":{\"x\":1},\"l\":[{\"y\":1,\"y\":1}]}", "y"},
+                 {"{\"aA\":1,\"a\\u0041\":2}", "a\\u0041"}, /* as written */
+                 {"{\"\":1,\"\":2}", ""}};
+    struct kg_api_error err;
+    json_t *root;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(twice) / sizeof(twice[0]); i++) {
+        const char *t = twice[i].text;
+        err = (struct kg_api_error){0};
+        root = NULL;
+        assert_int_equal(kg_json_load_once(t, strlen(t), 64, 1024, &root, &err), KG_EINVAL);
+        assert_int_equal(err.status, 400);
+        assert_string_equal(err.param, twice[i].param);
+        assert_non_null(strstr(err.message, "stands twice in one object"));
+        assert_null(root);
+        assert_int_equal(kg_json_load(t, strlen(t), 64, 1024, &root, &err), KG_OK);
+        json_decref(root);
+    }
+    const char *same = "{\"a\":{\"a\":1},\"b\":{\"a\":1}}"; /* in different objects */
+    assert_int_equal(kg_json_load_once(same, strlen(same), 64, 1024, &root, &err), KG_OK);
+    json_decref(root);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -186,6 +215,7 @@ int main(void)
         cmocka_unit_test(text_that_is_no_json_object_is_refused),
         cmocka_unit_test(good_bodies_are_taken),
         cmocka_unit_test(reads_check_type_and_range_and_name_the_field),
+        cmocka_unit_test(of_equal_names_the_last_counts_or_the_body_is_refused_by_name),
     };
 
     return cmocka_run_group_tests_name("json", tests, NULL, NULL);
