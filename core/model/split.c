@@ -102,11 +102,10 @@ int kg_model_split(const struct kg_model_config *config, const struct kg_deal *g
     if (d.world % d.ep != 0)
         return kg_fail(err, KG_ECONFIG, "[parallel] ep = %u does not divide tp = %u", d.ep,
                        d.world);
-    if (config->n_experts != 0 && d.ep > config->n_experts && !d.allow_idle)
+    if (config->n_experts != 0 && d.ep > config->n_experts) /* never better than fewer blocks */
         return kg_fail(err, KG_ECONFIG,
-                       "[parallel] ep = %u: the model has %u experts; allow_idle_rank = yes lets "
-                       "blocks be empty",
-                       d.ep, config->n_experts);
+                       "[parallel] ep = %u: the model has %u experts, each block needs one", d.ep,
+                       config->n_experts);
     const struct share s = {&d, d.rank, d.world};
     struct kg_split r = {.rank = d.rank, .world = d.world, .ep = d.ep};
     int rc = heads("KDA heads", &s, &l.kda_heads, &r.kda0, err);

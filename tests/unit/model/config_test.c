@@ -320,7 +320,7 @@ static void config_every_row_of_every_expert_is_dealt_once(void **state)
     c.expert_inter = 128;
     for (c.n_experts = 1; c.n_experts < 30; c.n_experts += 4) {
         for (uint32_t world = 1; world <= 12; world++) {
-            for (uint32_t ep = 1; ep <= world; ep++) {
+            for (uint32_t ep = 1; ep <= world && ep <= c.n_experts; ep++) {
                 uint32_t width[30] = {0};
                 for (uint32_t r = 0; world % ep == 0 && r < world; r++) {
                     const struct kg_deal deal = {r, world, ep, 1};
@@ -348,6 +348,8 @@ static void config_a_deal_that_cannot_be_is_refused_with_its_numbers(void **stat
         {{0, 4, 3, 1}, 8, "[parallel] ep = 3 does not divide tp = 4"},
         {{0, 2, 2, 0}, 0, "[parallel] ep = 2: the model has no experts"},
         {{0, 4, 4, 0}, 3, "[parallel] ep = 4: the model has 3 experts"},
+        {{0, 4, 4, 1}, 3, "[parallel] ep = 4: the model has 3 experts"},
+        {{7, 8, 8, 1}, 7, "[parallel] ep = 8: the model has 7 experts"},
         {{3, 4, 4, 0}, 6, "tp = 4, ep = 4: experts 6 in blocks of 2 leaves rank 3 without work"},
         {{0, 8, 1, 0}, 8, "allow_idle_rank = yes lets it be"},
     };
