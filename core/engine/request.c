@@ -266,7 +266,9 @@ void kg_req_end(struct kg_engine *e, struct kg_req *r, uint32_t finish, int rc, 
     struct kg_event *done = &r->job->done;
 
     if (kg_req_holds(r)) {
-        kg_req_settle(e); /* one that was just admitted has no place yet */
+        if (e->n_admitted > 0) { /* it may have no place yet; not else: many may end in one step */
+            kg_req_settle(e);
+        }
         release(e, r);
     } else {
         waiting_remove(e, r);
