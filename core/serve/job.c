@@ -67,16 +67,21 @@ static void forget_unsent(struct kg_job *job)
     job->is_unsent = false;
 }
 
+/* The connection may be cut by it: job->req is NULL then. */
+static void send_unsent(struct kg_job *job)
+{
+    forget_unsent(job);
+    for (uint32_t i = 0; i < job->n_answers && job->req != NULL; i++) {
+        if (job->answers[i].unsent)
+            kg_job_send(job, i);
+        job->answers[i].unsent = false;
+    }
+}
+
 bool kg_jobs_send(struct kg_serve *s, uint64_t until_ns)
 {
     for (uint32_t n = 1; s->unsent != NULL; n++) {
-        struct kg_job *job = s->unsent;
-        forget_unsent(job);
-        for (uint32_t i = 0; i < job->n_answers && job->req != NULL; i++) {
-            if (job->answers[i].unsent)
-                kg_job_send(job, i);
-            job->answers[i].unsent = false;
-        }
+        send_unsent(s->unsent);
         if (n % SENDS_PER_LOOK == 0 && kg_now_ns() >= until_ns)
             break;
     }
@@ -525,11 +530,13 @@ static void take_done(struct kg_job *job, uint32_t i, const struct kg_event *ev)
         good = false;
     } else if (!good) {
         explain_done(ev, &err);
+        if (job->began) /* what came before it went wrong is its client's */
+            send_unsent(job);
     }
-    if (!good) {
+    if (!good && job->req != NULL)
         kg_job_fail(job, &err);
+    if (!good)
         return;
-    }
     kg_job_send(job, i);
     a->unsent = false;
     if (job->n_live == 0 && job->req != NULL)
@@ -581,7 +588,10 @@ void kg_jobs_cancel(struct kg_serve *s)
         next = job->next;
         if (job->req == NULL)
             continue;
-        kg_job_fail(job, &err);
+        if (job->began)
+            send_unsent(job);
+        if (job->req != NULL)
+            kg_job_fail(job, &err);
         job_free_if_over(job);
     }
 }
