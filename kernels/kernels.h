@@ -438,5 +438,12 @@ enum kg_isa kg_cpu_isa(void);
 const struct kg_kernels *kg_kernels_ref(enum kg_math math);
 /* The best table at or below `limit` that this CPU can run; never NULL. */
 const struct kg_kernels *kg_kernels_cpu(enum kg_math math, enum kg_isa limit);
+/*
+ * The quickest table of this CPU; never NULL. In fast math not always that of kg_cpu_isa(): a core
+ * of Intel does two fused steps of fp32 in half the time of its bf16 product, so there it is
+ * AVX512. The two give the same bits there, unless a value is so small that it has lost digits
+ * (below 2^-126), which the bf16 product counts as zero.
+ */
+const struct kg_kernels *kg_kernels_best(enum kg_math math);
 
 #endif

@@ -33,3 +33,14 @@ const struct kg_kernels *kg_kernels_cpu(enum kg_math math, enum kg_isa limit)
 #endif
     return kg_kernels_ref(math);
 }
+
+const struct kg_kernels *kg_kernels_best(enum kg_math math)
+{
+    enum kg_isa isa = kg_cpu_isa();
+
+#if defined(__x86_64__)
+    if (math == KG_MATH_FAST && isa == KG_ISA_AVX512_BF16 && __builtin_cpu_is("intel"))
+        isa = KG_ISA_AVX512;
+#endif
+    return kg_kernels_cpu(math, isa);
+}

@@ -1,36 +1,41 @@
 /*
- * Products. A task computes a run of output blocks for all rows. A tile is up to 8 rows x 2 blocks
- * of 16 outputs (or up to 4 rows x 4 blocks), one register per row and block; activations are read
- * where they lie, one value of each row at a time, and only rounded ones from a copy. K is cut into
- * chunks so that the weights of a tile stay in the first cache level while the rows pass by;
- * between chunks the accumulators rest in y, so the order of additions is that of one unbroken
- * walk.
+ * Products. A task computes a run of output blocks for all rows. A tile is rows x blocks of 16
+ * outputs, one register each: up to 4 rows x 4 blocks, else up to 14 rows x 2 blocks. Few rows
+ * are read where they lie; many, and rounded ones, from a copy. K is cut into chunks so that the
+ * weights of a tile stay in the first cache level while the rows pass by; between chunks the
+ * accumulators rest in y, so the order of additions is that of one unbroken walk.
  */
 #include "cpu.h"
 
 #include "simd.h"
 
-/* Tiles that fit the registers: most rows, and blocks for a number of rows. */
+/* Tiles that fit the registers: most rows that are read where they lie, most of a copy, and blocks
+ * for a number of rows. */
+#define NEAR_ROWS 4
 #if defined(__AVX512F__)
-#define TILE_ROWS 8
+#define TALL_ROWS 14
 #define TILE_BLOCKS(rows) ((rows) <= 4 ? 4u : 2u)
 #else
-#define TILE_ROWS 4
+#define TALL_ROWS 4
 #define TILE_BLOCKS(rows) ((rows) <= 1 ? 4u : (rows) <= 2 ? 2u : 1u)
 #endif
-#define PANEL_ROWS 64          /* rows that pass by a chunk of weights */
-#define CHUNK 512              /* k per chunk; a multiple of 32 */
-#define LONG_CHUNK (4 * CHUNK) /* for the rows of one tile: weights then stream in longer runs */
-#define PAD 16                 /* floats between copied rows: not a power of two apart */
+#define TILE_ACCS (TALL_ROWS * 2)
+#define PANEL_ROWS 64   /* rows that pass by a chunk of weights */
+#define CHUNK 256       /* k per chunk; a multiple of 32 */
+#define LONG_CHUNK 2048 /* for NEAR_ROWS: weights then stream in longer runs */
+#define PAD 16          /* floats between copied rows: not a power of two apart */
 #define COPY_FLOATS (PANEL_ROWS * (CHUNK + PAD)) /* of either kind of chunk */
 
 /* What a tile does with a chunk. */
 struct tile {
-    const void *w;         /* chunk of the first block */
+    const char *w;         /* chunk of the first block */
     size_t block_stride;   /* bytes to the same chunk of the next block */
-    size_t bytes;          /* of a block in this chunk */
-    size_t jump;           /* from the end of a block's chunk to that of the tile's next blocks */
-    const float *const *x; /* [rows] activations: [k] fp32, or [k/2] pairs of bf16 */
+    size_t bytes;          /* of a block in this chunk, whole lines */
+    size_t near;           /* of them, those at whose lines ask[0] is asked for; behind, ask[1] */
+    ptrdiff_t ask[2];      /* bytes from a line to the one asked for */
+    size_t ask_stride;     /* the same of the next block; 0: one line for all */
+    const float *const *x; /* [rows] activations: [k] fp32, or [k/2] pairs of bf16; of more than
+                              NEAR_ROWS x[0] alone, the next row CHUNK + PAD behind */
     float *const *y;       /* [rows] outputs of the first block */
     uint32_t k;            /* inputs in this chunk */
     uint32_t last;         /* outputs of the last block, 1..16 */
@@ -52,67 +57,72 @@ INLINE void tile_end(const struct tile *t, const vf *acc, int rows, int blocks)
             v_storen(t->y[r] + b * LANES, acc[r * blocks + b], b + 1 < blocks ? 16 : t->last);
 }
 
-INLINE void tile_step(vf *acc, const float *const *x, uint32_t k, const vf *w, int rows, int blocks)
+/* Where the values of a tile's rows lie. */
+struct rows_at {
+    const float *x[NEAR_ROWS];
+};
+
+INLINE struct rows_at tile_rows(const struct tile *t, int rows)
+{
+    struct rows_at at = {{t->x[0]}};
+
+    for (int r = 1; r < rows && rows <= NEAR_ROWS; r++)
+        at.x[r] = t->x[r];
+    return at;
+}
+
+INLINE float row_value(const struct rows_at *at, size_t k, int r, int rows)
+{
+    return rows <= NEAR_ROWS ? at->x[r][k] : at->x[0][(size_t)r * (CHUNK + PAD) + k];
+}
+
+INLINE void tile_step(vf *acc, const struct rows_at *at, size_t k, const vf *w, int rows,
+                      int blocks)
 {
     for (int r = 0; r < rows; r++) {
-        vf v = v_set1(x[r][k]);
+        vf v = v_set1(row_value(at, k, r, rows));
 
         for (int b = 0; b < blocks; b++)
             acc[r * blocks + b] = v_fma(v, w[b], acc[r * blocks + b]);
     }
 }
 
-INLINE void tile_rows(const struct tile *t, const float **x, int rows)
+/* A tile asks for weights in time, so that memory is read while it computes. */
+INLINE void tile_ask(const struct tile *t, const char *w, ptrdiff_t ask, int blocks)
 {
-    for (int r = 0; r < rows; r++)
-        x[r] = t->x[r];
-}
-
-/*
- * A tile that computes longer than it reads asks for its weights in time, so that it does not wait
- * for the first lines of each block: behind the end of a block's chunk those that this stream reads
- * next. One or two rows read as fast as memory gives; asking only gets in the way of that.
- */
-#define AHEAD_BYTES 1024
-#define AHEAD_ROWS 3
-
-INLINE void tile_ahead(const struct tile *t, size_t at, int rows, int blocks)
-{
-    const char *w = (const char *)t->w + at + AHEAD_BYTES;
-
-    if (rows < AHEAD_ROWS)
-        return;
-    if (at + AHEAD_BYTES >= t->bytes)
-        w += t->jump;
     for (int b = 0; b < blocks; b++)
-        _mm_prefetch(w + b * t->block_stride, _MM_HINT_T0);
+        _mm_prefetch(w + ask + b * t->ask_stride, _MM_HINT_T0);
 }
 
 INLINE void tile_f32(const struct tile *t, int rows, int blocks)
 {
-    const float *x[TILE_ROWS];
-    vf acc[TILE_ROWS * 2];
+    struct rows_at at = tile_rows(t, rows);
+    vf acc[TILE_ACCS];
+    size_t i = 0;
 
-    tile_rows(t, x, rows);
     tile_begin(t, acc, rows, blocks);
-    for (uint32_t k = 0; k < t->k; k++) {
-        vf w[4];
+    for (int part = 0; part < 2; part++) {
+        size_t end = part == 0 ? t->near : t->bytes;
+        ptrdiff_t ask = t->ask[part];
 
-        tile_ahead(t, (size_t)k * 64, rows, blocks);
-        for (int b = 0; b < blocks; b++)
-            w[b] = v_load((const float *)((const char *)t->w + b * t->block_stride) +
-                          (size_t)k * LANES);
-        tile_step(acc, x, k, w, rows, blocks);
+        for (; i < end; i += 64) {
+            vf w[4];
+
+            tile_ask(t, t->w + i, ask, blocks);
+            for (int b = 0; b < blocks; b++)
+                w[b] = v_load((const float *)(const void *)(t->w + i + b * t->block_stride));
+            tile_step(acc, &at, i / 64, w, rows, blocks);
+        }
     }
     tile_end(t, acc, rows, blocks);
 }
 
-/* The even or odd inputs of the k-th pair of each block. Read twice rather than kept: AVX2 has no
+/* The even or odd inputs of a pair of each block. Read twice rather than kept: AVX2 has no
  * registers to spare, and a spilled accumulator doubles the time of a step. */
-INLINE void widen(const struct tile *t, uint32_t k, int blocks, int odd, vf *w)
+INLINE void widen(const struct tile *t, const char *line, int blocks, int odd, vf *w)
 {
     for (int b = 0; b < blocks; b++) {
-        vi pair = vi_load((const char *)t->w + b * t->block_stride + (size_t)k * 32);
+        vi pair = vi_load(line + b * t->block_stride);
 
         w[b] = v_from_bits(odd ? vi_and(pair, vi_set1(-65536)) : vi_shl(pair, 16));
     }
@@ -121,22 +131,29 @@ INLINE void widen(const struct tile *t, uint32_t k, int blocks, int odd, vf *w)
 /* Widened weights; with `pairs` the odd input of a pair comes first and an absent one is zero. */
 INLINE void tile_bf16(const struct tile *t, int rows, int blocks, int pairs)
 {
-    const float *x[TILE_ROWS];
-    vf acc[TILE_ROWS * 2], w[4];
+    struct rows_at at = tile_rows(t, rows);
+    vf acc[TILE_ACCS], w[4];
+    size_t whole = pairs ? t->bytes : t->k / 2 * (size_t)64, i = 0;
 
-    tile_rows(t, x, rows);
     tile_begin(t, acc, rows, blocks);
-    for (uint32_t k = 0; k < t->k; k += 2) {
-        tile_ahead(t, (size_t)k * 32, rows, blocks);
-        widen(t, k, blocks, pairs, w);
-        tile_step(acc, x, pairs ? k + 1 : k, w, rows, blocks);
-        if (!pairs && k + 1 == t->k)
-            break;
+    for (int part = 0; part < 2; part++) {
+        size_t end = part == 0 ? t->near : whole;
+        ptrdiff_t ask = t->ask[part];
+
+        for (; i < end; i += 64) {
+            tile_ask(t, t->w + i, ask, blocks);
+            widen(t, t->w + i, blocks, pairs, w);
+            tile_step(acc, &at, i / 32 + (size_t)pairs, w, rows, blocks);
 #if !defined(__AVX512F__)
-        __asm__ volatile("" ::: "memory"); /* or the compiler keeps the pair after all */
+            __asm__ volatile("" ::: "memory"); /* or the compiler keeps the pair after all */
 #endif
-        widen(t, k, blocks, !pairs, w);
-        tile_step(acc, x, pairs ? k : k + 1, w, rows, blocks);
+            widen(t, t->w + i, blocks, !pairs, w);
+            tile_step(acc, &at, i / 32 + (size_t)!pairs, w, rows, blocks);
+        }
+    }
+    if (whole < t->bytes) { /* the last input has no partner */
+        widen(t, t->w + whole, blocks, 0, w);
+        tile_step(acc, &at, t->k - 1, w, rows, blocks);
     }
     tile_end(t, acc, rows, blocks);
 }
@@ -144,22 +161,27 @@ INLINE void tile_bf16(const struct tile *t, int rows, int blocks, int pairs)
 #if defined(__AVX512BF16__)
 INLINE void tile_pairs(const struct tile *t, int rows, int blocks)
 {
-    const float *x[TILE_ROWS]; /* each value holds two bf16 */
-    vf acc[TILE_ROWS * 2];
+    struct rows_at at = tile_rows(t, rows); /* each value holds two bf16 */
+    vf acc[TILE_ACCS];
+    size_t i = 0;
 
-    tile_rows(t, x, rows);
     tile_begin(t, acc, rows, blocks);
-    for (uint32_t k = 0; k < t->k; k += 2) {
-        __m512bh w[4];
+    for (int part = 0; part < 2; part++) {
+        size_t end = part == 0 ? t->near : t->bytes;
+        ptrdiff_t ask = t->ask[part];
 
-        tile_ahead(t, (size_t)k * 32, rows, blocks);
-        for (int b = 0; b < blocks; b++)
-            w[b] = (__m512bh)vi_load((const char *)t->w + b * t->block_stride + (size_t)k * 32);
-        for (int r = 0; r < rows; r++) {
-            __m512bh v = (__m512bh)v_bits(v_set1(x[r][k / 2]));
+        for (; i < end; i += 64) {
+            __m512bh w[4];
 
+            tile_ask(t, t->w + i, ask, blocks);
             for (int b = 0; b < blocks; b++)
-                acc[r * blocks + b] = _mm512_dpbf16_ps(acc[r * blocks + b], v, w[b]);
+                w[b] = (__m512bh)vi_load(t->w + i + b * t->block_stride);
+            for (int r = 0; r < rows; r++) {
+                __m512bh v = (__m512bh)v_bits(v_set1(row_value(&at, i / 64, r, rows)));
+
+                for (int b = 0; b < blocks; b++)
+                    acc[r * blocks + b] = _mm512_dpbf16_ps(acc[r * blocks + b], v, w[b]);
+            }
         }
     }
     tile_end(t, acc, rows, blocks);
@@ -209,10 +231,22 @@ INLINE void tile_sized(const struct tile *t, int kind, uint32_t rows, uint32_t b
         SIZE(2, 6)
         SIZE(2, 7)
         SIZE(2, 8)
+        SIZE(2, 9)
+        SIZE(2, 10)
+        SIZE(2, 11)
+        SIZE(2, 12)
+        SIZE(2, 13)
+        SIZE(2, 14)
         SIZE(1, 5)
         SIZE(1, 6)
         SIZE(1, 7)
         SIZE(1, 8)
+        SIZE(1, 9)
+        SIZE(1, 10)
+        SIZE(1, 11)
+        SIZE(1, 12)
+        SIZE(1, 13)
+        SIZE(1, 14)
 #endif
     default:
         return;
@@ -244,15 +278,10 @@ static float *job_y(const struct product_job *job, uint32_t row)
     return job->y + (size_t)(job->y_row == NULL ? row : job->y_row[row]) * job->y_stride;
 }
 
-/*
- * Rounds inputs k0 .. k0+k-1 of a row to bf16, zeros behind the last up to a multiple of 32: as
- * pairs where the tiles take those, else widened again.
- */
-static void round_row(const struct product_job *job, uint32_t row, uint32_t k0, uint32_t k,
-                      float *to)
+/* Rounds k inputs to bf16, zeros behind the last up to a multiple of 16: as pairs where the tiles
+ * take those, else widened again. */
+static void round_row(const float *x, uint32_t k, float *to)
 {
-    const float *x = job_x(job, row) + k0;
-
     for (uint32_t i = 0; i < k; i += LANES) {
         uint32_t n = k - i < LANES ? k - i : LANES;
         vi bits = v_round_bf16(n == LANES ? v_load(x + i) : v_loadn(x + i, n));
@@ -336,7 +365,7 @@ static void decode_mxfp4(const struct kg_weight *w, uint32_t block, uint32_t k0,
 }
 
 /* Where a chunk of a weight block lies. */
-static const void *chunk_at(const struct kg_weight *w, uint32_t block, uint32_t k0, size_t *stride)
+static const char *chunk_at(const struct kg_weight *w, uint32_t block, uint32_t k0, size_t *stride)
 {
     *stride = w->type == KG_W_F32 ? (size_t)w->in * 64 : ((size_t)w->in + 1) / 2 * 64;
     return (const char *)w->data + block * *stride +
@@ -350,25 +379,65 @@ struct chunk {
     uint32_t row0, rows;
     uint32_t k0, k;
     int pairs;
+    size_t ahead; /* bytes; 0: nothing is asked for */
 };
+
+/*
+ * How far ahead a tile asks. On Intel's cores so far even one row does not read as fast as memory
+ * gives without it; on AMD's (Zen 4) one or two do, and asking only gets in the way of that.
+ */
+static size_t ahead_bytes(uint32_t type, uint32_t rows)
+{
+    if (type == KG_W_MXFP4)
+        return 0; /* a tile reads what was decoded just now */
+    if (!__builtin_cpu_is("amd"))
+        return 2048;
+    return rows < 3 ? 0 : 1024;
+}
+
+/*
+ * What a tile asks for. The only tile of a chunk: what its own streams read next, behind the end of
+ * a block's chunk those of the next blocks. Of several that pass by the same weights the first ones
+ * ask for the next blocks, one each, so that memory is busy in more than the first.
+ */
+static void ask_ahead(const struct chunk *c, struct tile *t, uint32_t blocks, uint32_t pass)
+{
+    size_t next = blocks * t->block_stride;
+
+    t->ask[0] = t->ask[1] = 0;
+    t->ask_stride = 0;
+    t->near = 0;
+    if (c->ahead == 0)
+        return;
+    if (c->rows > TALL_ROWS) {
+        if (pass < blocks)
+            t->ask[1] = (ptrdiff_t)(next + pass * t->block_stride);
+        return;
+    }
+    t->near = t->bytes > c->ahead ? t->bytes - c->ahead : 0;
+    t->ask[0] = (ptrdiff_t)c->ahead;
+    t->ask[1] = (ptrdiff_t)(next - t->near);
+    t->ask_stride = t->block_stride;
+}
 
 /* Rows in tiles of nearly equal height: a tile of one row waits for its own additions. */
 static void run_tiles(const struct chunk *c, struct tile *t, uint32_t b, uint32_t blocks)
 {
     uint32_t last = c->job->w->out - (b + blocks - 1) * LANES;
-    uint32_t left = (c->rows + TILE_ROWS - 1) / TILE_ROWS;
+    uint32_t tiles = (c->rows + TALL_ROWS - 1) / TALL_ROWS;
 
     t->k = c->k;
     t->first = c->k0 == 0;
     t->last = last > LANES ? LANES : last;
-    for (uint32_t r = 0, n; r < c->rows; r += n, left--) {
-        float *y[TILE_ROWS];
+    for (uint32_t r = 0, pass = 0, n; r < c->rows; r += n, pass++) {
+        float *y[TALL_ROWS];
 
-        n = (c->rows - r + left - 1) / left;
+        n = (c->rows - r + tiles - pass - 1) / (tiles - pass);
         for (uint32_t i = 0; i < n; i++)
             y[i] = job_y(c->job, c->row0 + r + i) + (size_t)b * LANES;
         t->y = y;
         t->x = c->x + r;
+        ask_ahead(c, t, blocks, pass);
         if (c->job->w->type == KG_W_F32)
             run_f32(t, n, blocks);
         else if (c->pairs)
@@ -388,17 +457,14 @@ static void run_chunk(const struct chunk *c, uint32_t b0, uint32_t b1)
         struct tile t;
 
         blocks = b1 - b >= wide ? wide : wide > 2 && b1 - b >= 2 ? 2 : 1;
+        t.bytes = w->type == KG_W_F32 ? (size_t)c->k * 64 : (size_t)(c->k + 1) / 2 * 64;
         if (w->type == KG_W_MXFP4) {
-            t.w = panel;
+            t.w = (const char *)panel;
             t.block_stride = CHUNK * LANES * sizeof(uint16_t);
-            t.bytes = SIZE_MAX;
-            t.jump = 0;
             for (uint32_t i = 0; i < blocks; i++)
                 decode_mxfp4(w, b + i, c->k0, c->k, panel + (size_t)i * CHUNK * LANES);
         } else {
             t.w = chunk_at(w, b, c->k0, &t.block_stride);
-            t.bytes = (size_t)c->k * (w->type == KG_W_F32 ? 64 : 32);
-            t.jump = blocks * t.block_stride - t.bytes;
         }
         run_tiles(c, &t, b, blocks);
     }
@@ -412,16 +478,21 @@ void ISA(product_blocks)(const struct product_job *job, uint32_t b0, uint32_t b1
 
     for (c.row0 = 0; c.row0 < job->rows; c.row0 += PANEL_ROWS) {
         c.rows = job->rows - c.row0 < PANEL_ROWS ? job->rows - c.row0 : PANEL_ROWS;
-        uint32_t most = c.rows <= TILE_ROWS && w->type != KG_W_MXFP4 ? LONG_CHUNK : CHUNK;
+        uint32_t most = c.rows <= NEAR_ROWS && w->type != KG_W_MXFP4 ? LONG_CHUNK : CHUNK;
+        int copied = c.rows > NEAR_ROWS && TALL_ROWS > NEAR_ROWS;
 
+        c.ahead = ahead_bytes(w->type, c.rows);
         for (c.k0 = 0; c.k0 < w->in; c.k0 += most) {
             c.k = w->in - c.k0 < most ? w->in - c.k0 : most;
             for (uint32_t r = 0; r < c.rows; r++) {
+                const float *x = job_x(job, c.row0 + r) + c.k0;
                 float *to = copy + (size_t)r * (most + PAD);
 
                 if (c.pairs)
-                    round_row(job, c.row0 + r, c.k0, c.k, to);
-                c.x[r] = c.pairs ? to : job_x(job, c.row0 + r) + c.k0;
+                    round_row(x, c.k, to);
+                else if (copied)
+                    memcpy(to, x, c.k * sizeof(*to));
+                c.x[r] = c.pairs || copied ? to : x;
             }
             run_chunk(&c, b0, b1);
         }

@@ -18,6 +18,7 @@ enum cpu_isa {
     CPU_ISA_REF = 1,
     CPU_ISA_AVX2 = 2,
     CPU_ISA_AVX512 = 3,
+    CPU_ISA_AVX512_BF16 = 4,
 };
 
 #define CPU_CAPS                                                                              \
@@ -32,9 +33,10 @@ static const struct kg_opt options[] = {
     {"threads", KG_OPT_U32, 0, offsetof(struct cpu_conf, threads), "0", 0, KG_TEAM_MAX, NULL,
      "Threads that compute; 0 takes every CPU the process may use. Results do not depend on it. "
      "Unit: threads."},
-    {"isa", KG_OPT_ENUM, 0, offsetof(struct cpu_conf, isa), "auto", 0, 0, "auto|ref|avx2|avx512",
-     "Most instructions to use; auto takes the best this CPU has, ref is plain C. In exact math "
-     "the results are the same bits."},
+    {"isa", KG_OPT_ENUM, 0, offsetof(struct cpu_conf, isa), "auto", 0, 0,
+     "auto|ref|avx2|avx512|avx512-bf16",
+     "Most instructions to use; auto takes what is quickest on this CPU, ref is plain C. In exact "
+     "math the results are the same bits."},
     {"rewind", KG_OPT_ENUM, 0, offsetof(struct cpu_conf, rewind), "replay", 0, 0, "replay|snapshot",
      "How rejected drafts are undone. replay: each verified row leaves a small record, accepted "
      "ones are applied to the state. snapshot: a whole state is kept after each verified row, the "
@@ -45,18 +47,16 @@ static const struct kg_opt options[] = {
     {NULL, 0, 0, 0, NULL, 0, 0, NULL, NULL},
 };
 
-static enum kg_isa isa_limit(uint32_t isa)
+static const struct kg_kernels *kernels_of(const struct cpu_conf *conf)
 {
-    switch (isa) {
-    case CPU_ISA_REF:
-        return KG_ISA_REF;
-    case CPU_ISA_AVX2:
-        return KG_ISA_AVX2;
-    case CPU_ISA_AVX512:
-        return KG_ISA_AVX512;
-    default:
-        return KG_ISA_AVX512_BF16;
-    }
+    static const enum kg_isa limits[] = {[CPU_ISA_REF] = KG_ISA_REF,
+                                         [CPU_ISA_AVX2] = KG_ISA_AVX2,
+                                         [CPU_ISA_AVX512] = KG_ISA_AVX512,
+                                         [CPU_ISA_AVX512_BF16] = KG_ISA_AVX512_BF16};
+
+    if (conf->isa == CPU_ISA_AUTO)
+        return kg_kernels_best(conf->math);
+    return kg_kernels_cpu(conf->math, limits[conf->isa]);
 }
 
 static void cpu_close(struct kg_exec *e)
@@ -83,7 +83,7 @@ static int load(struct kg_exec *e, const struct cpu_conf *conf, const struct kg_
     run.caps |= conf->clock ? KG_EXEC_CAP_VIRTUAL : 0;
     e->threads = conf->threads == 0 ? kg_run_cpus() / args->world : conf->threads;
     e->threads += e->threads == 0; /* more ranks than cores */
-    run.kernels = kg_kernels_cpu(conf->math, isa_limit(conf->isa));
+    run.kernels = kernels_of(conf);
     (void)snprintf(e->kernels_text, sizeof(e->kernels_text), "%s, %u thread%s", run.kernels->name,
                    e->threads, e->threads == 1 ? "" : "s");
     int rc = kg_team_create(e->threads, &e->team, err);

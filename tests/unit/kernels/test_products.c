@@ -136,6 +136,35 @@ static void product_row_does_not_depend_on_batch_or_threads(void **state)
     kg_team_destroy(team);
 }
 
+/* What kg_kernels_best() takes in place of the bf16 product gives its bits. */
+static void the_quickest_table_gives_the_bits_of_the_one_it_replaces(void **state)
+{
+    const struct kg_kernels *best = kg_kernels_best(KG_MATH_FAST),
+                            *bf16 = kg_kernels_cpu(KG_MATH_FAST, KG_ISA_AVX512_BF16);
+    uint64_t s = 16;
+
+    (void)state;
+    assert_ptr_equal(kg_kernels_best(KG_MATH_EXACT), kg_kernels_cpu(KG_MATH_EXACT, kg_cpu_isa()));
+    assert_int_equal(best->math, KG_MATH_FAST);
+    if (best == bf16) {
+        printf("skipped: nothing is replaced on this CPU\n");
+        return;
+    }
+    for (uint32_t rows = 1; rows <= 33; rows += rows < 16 ? 1 : 17) {
+        struct matrix m = random_matrix(&s, KG_W_BF16, 83, 1025);
+        float *x = random_f(&s, (size_t)rows * 1025, 1);
+        float *y = take_f(rows * 83), *want = take_f(rows * 83);
+
+        product(best, NULL, &m.w, x, 1025, y, 83, rows);
+        product(bf16, NULL, &m.w, x, 1025, want, 83, rows);
+        same_bits("best", y, want, (size_t)rows * 83);
+        free(x);
+        free(y);
+        free(want);
+        drop_matrix(&m);
+    }
+}
+
 static void thousand_rows_equal_single_rows(void **state)
 {
     uint64_t s = 14;
@@ -306,6 +335,7 @@ int main(void)
         cmocka_unit_test(product_matches_double_at_odd_sizes_and_strides),
         cmocka_unit_test(product_matches_double_beyond_one_chunk),
         cmocka_unit_test(product_row_does_not_depend_on_batch_or_threads),
+        cmocka_unit_test(the_quickest_table_gives_the_bits_of_the_one_it_replaces),
         cmocka_unit_test(thousand_rows_equal_single_rows),
         cmocka_unit_test(exact_products_are_equal_on_every_instruction_set),
         cmocka_unit_test(products_of_one_call_equal_products_alone),
