@@ -177,6 +177,42 @@ int kg_weight_fill_t(struct kg_weight *w, uint32_t out0, uint32_t in0, uint32_t 
     return fill(w, out0, in0, n_out, n_in, src_dtype, src, 1, src_stride);
 }
 
+typedef uint8_t bytes16 __attribute__((vector_size(16)));
+
+/* One group of 16 outputs: 16 bytes of each become 16 pairs of inputs x 16 outputs. Every round
+ * interleaves the upper half of the rows with the lower; after four, rows are columns. */
+static void turn16(const uint8_t *src, size_t stride, uint8_t *to)
+{
+    bytes16 r[16], next[16];
+
+    for (int i = 0; i < 16; i++)
+        memcpy(&r[i], src + i * stride, sizeof(r[i]));
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < 8; i++) {
+            next[2 * i] = __builtin_shufflevector(r[i], r[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
+                                                  5, 21, 6, 22, 7, 23);
+            next[2 * i + 1] = __builtin_shufflevector(r[i], r[i + 8], 8, 24, 9, 25, 10, 26, 11, 27,
+                                                      12, 28, 13, 29, 14, 30, 15, 31);
+        }
+        memcpy(r, next, sizeof(r));
+    }
+    memcpy(to, r, sizeof(r));
+}
+
+/* A whole block of 16 outputs, so that a start packs a checkpoint at the speed of memory. */
+static void fill_block_mxfp4(struct kg_weight *w, uint32_t out0, const uint8_t *packed,
+                             const uint8_t *scales)
+{
+    uint8_t *group = (uint8_t *)w->data + out0 / 16 * block_bytes(w->type, w->in);
+    uint32_t groups = w->in / 32;
+
+    for (uint32_t g = 0; g < groups; g++, group += MX_GROUP_BYTES) {
+        for (uint32_t o = 0; o < 16; o++)
+            group[o] = scales[(size_t)o * groups + g];
+        turn16(packed + g * 16, w->in / 2, group + 16);
+    }
+}
+
 int kg_weight_fill_mxfp4(struct kg_weight *w, uint32_t out0, uint32_t n_out, const uint8_t *packed,
                          const uint8_t *scales)
 {
@@ -187,6 +223,11 @@ int kg_weight_fill_mxfp4(struct kg_weight *w, uint32_t out0, uint32_t n_out, con
         const uint8_t *scale = scales + (size_t)r * (w->in / 32);
         uint32_t o = out0 + r;
 
+        if (w->type == KG_W_MXFP4 && o % 16 == 0 && n_out - r >= 16) {
+            fill_block_mxfp4(w, o, row, scale);
+            r += 15;
+            continue;
+        }
         if (w->type != KG_W_MXFP4) {
             for (uint32_t i = 0; i < w->in; i++)
                 put(w, o, i, kg_mxfp4_value(row[i / 2] >> (i % 2 * 4) & 15, scale[i / 32]));

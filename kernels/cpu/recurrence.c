@@ -128,6 +128,7 @@ struct kda_run {
 
 /* The inputs of one row and head, and where its 16 values are. */
 struct kda_row {
+    uint32_t k_dim;
     const float *q, *k, *alpha;
     size_t value, out, u;
 };
@@ -137,6 +138,7 @@ static struct kda_row kda_row(const struct kg_kda *a, size_t r, uint32_t h, uint
     size_t at = (size_t)h * a->k_dim, v = (size_t)h * a->v_dim + v0;
 
     return (struct kda_row){
+        .k_dim = a->k_dim,
         .q = a->q == NULL ? NULL : a->q + r * a->qk_stride + at,
         .k = a->k + r * a->qk_stride + at,
         .alpha = a->alpha + r * a->alpha_stride + at,
@@ -144,6 +146,12 @@ static struct kda_row kda_row(const struct kg_kda *a, size_t r, uint32_t h, uint
         .out = r * a->o_stride + v,
         .u = r * a->u_stride + v,
     };
+}
+
+/* Asks for the state behind this one, most often the next to be read, a line for each row. */
+INLINE void kda_ask(const float *from, uint32_t width, uint32_t k_dim, uint32_t i)
+{
+    _mm_prefetch((const char *)(from + (size_t)(k_dim + i) * width), _MM_HINT_T0);
 }
 
 /* p = S^T (k * alpha) over four partial sums. */
@@ -172,6 +180,7 @@ INLINE vf kda_update(const float *from, float *to, uint32_t width, const struct 
 {
     vf s = v_mul(v_loadn(from + (size_t)i * width, width), v_set1(row->alpha[i]));
 
+    kda_ask(from, width, row->k_dim, i);
     s = v_fma(v_set1(row->k[i]), u, s);
     v_storen(to + (size_t)i * width, s, width);
     return s;
