@@ -141,13 +141,15 @@ INLINE void tile_bf16(const struct tile *t, int rows, int blocks, int pairs)
         ptrdiff_t ask = t->ask[part];
 
         for (; i < end; i += 64) {
-            tile_ask(t, t->w + i, ask, blocks);
-            widen(t, t->w + i, blocks, pairs, w);
+            const char *line = t->w + i;
+
+            tile_ask(t, line, ask, blocks);
+            widen(t, line, blocks, pairs, w);
             tile_step(acc, &at, i / 32 + (size_t)pairs, w, rows, blocks);
 #if !defined(__AVX512F__)
-            __asm__ volatile("" ::: "memory"); /* or the compiler keeps the pair after all */
+            __asm__ volatile("" : "+r"(line)); /* or the compiler keeps the pair after all */
 #endif
-            widen(t, t->w + i, blocks, !pairs, w);
+            widen(t, line, blocks, !pairs, w);
             tile_step(acc, &at, i / 32 + (size_t)!pairs, w, rows, blocks);
         }
     }

@@ -24,6 +24,8 @@ static vf window_load(const struct conv *a, const void *window, uint32_t j, uint
         return v_zero();
     if (!a->bf16)
         return v_loadn((const float *)window + at, n);
+    if (n == LANES)
+        return v_load_bf16((const uint16_t *)window + at);
     uint16_t some[LANES] = {0};
     memcpy(some, (const uint16_t *)window + at, n * sizeof(uint16_t));
     return v_load_bf16(some);
@@ -38,8 +40,13 @@ static void window_store(const struct conv *a, void *window, uint32_t j, uint32_
         v_storen((float *)window + at, v, n);
         return;
     }
+    vi bits = vi_shr(v_bits(v), 16); /* already rounded */
+    if (n == LANES) {
+        vi_store_u16((uint16_t *)window + at, bits);
+        return;
+    }
     uint16_t some[LANES];
-    vi_store_u16(some, vi_shr(v_bits(v), 16)); /* already rounded */
+    vi_store_u16(some, bits);
     memcpy((uint16_t *)window + at, some, n * sizeof(uint16_t));
 }
 
