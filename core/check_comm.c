@@ -89,7 +89,7 @@ void kg_check_comm_text(const struct kg_check *k, struct kg_buf *b)
     else
         (void)kg_buf_puts(b, k->messages[0].reckoned ? "what the backend reckons with\n"
                                                      : "[parallel] comm_times names no file\n");
-    (void)kg_buf_printf(b, "%-12s %-13s %-17s %6s %10s  %-16s %9s %10s  %s\n", "", "step",
+    (void)kg_buf_printf(b, "%-12s %-13s %-17s %6s %10s  %-25s %9s %10s  %s\n", "", "step",
                         "message", "calls", "bytes", "algorithm", "us each", "us a step",
                         "time is");
     for (uint32_t i = 0; i < k->n_messages; i++) {
@@ -108,7 +108,7 @@ void kg_check_comm_text(const struct kg_check *k, struct kg_buf *b)
             (void)snprintf(each, sizeof(each), "%.2f", r->us);
             (void)snprintf(all, sizeof(all), "%.1f", r->us * r->m.times);
         }
-        (void)kg_buf_printf(b, "%-12s %-13s %-17s %6u %10llu  %-16s %9s %10s  %s\n", "", step, what,
+        (void)kg_buf_printf(b, "%-12s %-13s %-17s %6u %10llu  %-25s %9s %10s  %s\n", "", step, what,
                             r->m.times, (unsigned long long)r->bytes, name, each, all,
                             basis_name(r));
     }

@@ -37,8 +37,9 @@ struct promise {
 
 static struct promise promise_of(const struct kg_check *k)
 {
-    const struct kg_plugin *comm = kg_config_choice(k->config, KG_KIND_COMM)->ref.plugin;
-    int fixed = !is_group(k) || (comm->caps & KG_COMM_CAP_FIXED_ORDER) != 0;
+    const struct kg_choice *comm = kg_config_choice(k->config, KG_KIND_COMM);
+    int fixed = !is_group(k) ||
+                (kg_plugin_caps_of(comm->ref.plugin, comm->conf) & KG_COMM_CAP_FIXED_ORDER) != 0;
     uint64_t caps = k->stack->desc.caps;
 
     return (struct promise){fixed && (caps & KG_EXEC_CAP_INVARIANT_BATCH) != 0,

@@ -67,8 +67,9 @@ static void text_plugins(const struct kg_check *k, struct kg_buf *b)
         (void)kg_buf_puts(b, "\n");
         put_line(b, "");
         (void)kg_buf_puts(b, "can ");
-        if (p->caps != 0)
-            kg_plugin_caps(kind, p->caps, b);
+        uint64_t caps = kg_plugin_caps_of(p, c->conf);
+        if (caps != 0)
+            kg_plugin_caps(kind, caps, b);
         else
             (void)kg_buf_puts(b, "nothing beyond its kind");
         (void)kg_buf_putc(b, '\n');

@@ -21,6 +21,9 @@ struct kg_plugin_ref {
 const char *kg_plugin_kind_name(uint32_t kind);
 /* 0 when the word names no kind. */
 uint32_t kg_plugin_kind_parse(const char *word, size_t n);
+/* Capability bits of a plugin with these options (its conf, NULL for its defaults): of kinds whose
+ * plugins can tell, else those of the descriptor. */
+uint64_t kg_plugin_caps_of(const struct kg_plugin *p, const void *conf);
 /* Words of capability bits, comma separated ("moves,shared"); unknown bits as numbers. */
 void kg_plugin_caps(uint32_t kind, uint64_t caps, struct kg_buf *b);
 

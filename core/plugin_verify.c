@@ -158,6 +158,13 @@ uint32_t kg_plugin_kind_parse(const char *word, size_t n)
     return 0;
 }
 
+uint64_t kg_plugin_caps_of(const struct kg_plugin *p, const void *conf)
+{
+    const struct kg_comm_ops *comm = p->kind == KG_KIND_COMM ? p->ops : NULL;
+
+    return comm != NULL && KG_HAS(comm, struct kg_comm_ops, caps) ? comm->caps(conf) : p->caps;
+}
+
 void kg_plugin_caps(uint32_t kind, uint64_t caps, struct kg_buf *b)
 {
     const char *comma = "";

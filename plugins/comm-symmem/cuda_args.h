@@ -30,6 +30,7 @@ struct symm_cuda_word {
 
 struct symm_cuda_args {
     uint64_t base, stride;      /* rank r's area is at base + r * stride */
+    uint64_t many;              /* all areas at once, for multimem.cuh only; 0: no multicast */
     uint64_t word;              /* struct symm_cuda_word */
     uint64_t pad;               /* from the start of an area, as those below */
     uint64_t lines, lines_half; /* per half: [world] of lines_one bytes, by sender */
@@ -40,6 +41,7 @@ struct symm_cuda_args {
     uint64_t in, out, counts; /* counts: 0 for none */
     uint64_t count, at, n;    /* elements: of the call, where this piece begins, of it */
     uint32_t rank, world, op, dtype, one, root; /* op: enum symm_op; one: bytes of an element */
+    uint32_t shots, unused;                     /* of a sum by multicast: 1 or 2 */
 };
 
 #endif

@@ -48,6 +48,11 @@ static const struct {
     F(event_destroy, "cuEventDestroy_v2"),
     F(event_record, "cuEventRecord"),
     F(event_query, "cuEventQuery"),
+    F(multicast_granularity, "cuMulticastGetGranularity"),
+    F(multicast_create, "cuMulticastCreate"),
+    F(multicast_add, "cuMulticastAddDevice"),
+    F(multicast_bind, "cuMulticastBindMem"),
+    F(multicast_unbind, "cuMulticastUnbind"),
 };
 
 const char *symm_driver_text(const struct symm_driver *d, CUresult e)

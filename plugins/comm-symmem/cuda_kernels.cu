@@ -3,19 +3,23 @@
  *
  * push: a word of eight bytes is four of data and the number of the kernel, stored at once: who
  * reads the number has the data. staged: a block lays its share down, meets the same block of all
- * ranks, reads theirs. Blocks never wait for another block of their own rank.
+ * ranks, reads theirs. multicast: likewise, but the switch reads and adds. Blocks never wait for
+ * another block of their own rank.
  *
  * The number of a kernel (epoch) lives in device memory and is counted by the kernels, so that a
  * graph can be replayed. Every kernel of a channel hears from every rank; a rank is therefore at
  * most one kernel ahead, and halves by the epoch's parity are enough.
  *
- * Sums go in rank order in F32, BF16 is rounded once: the bits of the host's.
+ * Sums go in rank order in F32, BF16 is rounded once: the bits of the host's. Those by multicast do
+ * not (multimem.cuh).
  */
 #include "cuda_args.h"
 
 #include <cuda_runtime.h>
 
 #include <cstring>
+
+#include "multimem.cuh"
 
 #ifdef KG_EMULATED
 #include <sched.h>
@@ -315,6 +319,63 @@ __device__ void cast(const symm_cuda_args &a, uint32_t epoch, uint32_t *meeting,
     copy(out, a.rank == a.root ? in : stage_of(a, a.root, epoch) + lo * a.one, (hi - lo) * a.one);
 }
 
+/* --- multicast --- */
+
+/* Meets, and orders accesses by addresses of the object with those by a rank's own; each thread has
+ * its own, on both sides. */
+__device__ void meet_many(const symm_cuda_args &a, uint32_t *meeting)
+{
+    mm_fence();
+    meet(a, meeting);
+    mm_fence();
+}
+
+/* Units of 16 bytes that hold n elements: the last one may be full of older bytes behind them, which
+ * halves have room for and nobody reads. Slices begin at whole units, as they do at whole lines. */
+__device__ uint64_t units(const symm_cuda_args &a, uint64_t n)
+{
+    return (n * a.one + sizeof(uint4) - 1) / sizeof(uint4);
+}
+
+/* Unit i of `bytes` bytes at p, which may lie anywhere. */
+__device__ void put_unit(char *p, uint64_t i, uint64_t bytes, uint4 v)
+{
+    uint64_t at = i * sizeof(v);
+
+    if ((reinterpret_cast<uintptr_t>(p) & (sizeof(v) - 1)) == 0 && bytes - at >= sizeof(v))
+        *reinterpret_cast<uint4 *>(p + at) = v;
+    else
+        memcpy(p + at, &v, least(sizeof(v), bytes - at));
+}
+
+/* Every rank has the switch add all elements. */
+__device__ void multicast_one(const symm_cuda_args &a, uint32_t epoch, uint64_t lo, uint64_t hi)
+{
+    char *out = reinterpret_cast<char *>(a.out) + (a.at + lo) * a.one;
+    uint64_t from = a.stage + (epoch & 1) * a.stage_half + lo * a.one;
+
+    for (uint64_t i = threadIdx.x; i < units(a, hi - lo); i += blockDim.x)
+        put_unit(out, i, (hi - lo) * a.one, mm_sum(a, from + i * sizeof(uint4), a.dtype == F32));
+}
+
+/* Every rank has it add a slice, and store it to all. */
+__device__ void multicast_two(const symm_cuda_args &a, uint32_t epoch, uint32_t *meeting,
+                              uint64_t lo, uint64_t hi)
+{
+    char *out = reinterpret_cast<char *>(a.out) + (a.at + lo) * a.one;
+    uint64_t stage = a.stage + (epoch & 1) * a.stage_half;
+    uint64_t result = a.result + (epoch & 1) * a.result_half;
+    uint64_t from, to;
+
+    part(hi - lo, a.world, a.rank, &from, &to);
+    for (uint64_t i = threadIdx.x; i < units(a, to - from); i += blockDim.x) {
+        uint64_t at = (lo + from) * a.one + i * sizeof(uint4);
+        mm_store(a, result + at, mm_sum(a, stage + at, a.dtype == F32));
+    }
+    meet_many(a, meeting);
+    copy(out, area(a, a.rank) + result + lo * a.one, (hi - lo) * a.one);
+}
+
 /* --- push --- */
 
 /* Word i of `bytes` bytes at p, which may lie anywhere and end within the word. */
@@ -426,15 +487,38 @@ extern "C" __global__ void symm_staged(symm_cuda_args a)
     finish(a);
 }
 
-#ifdef KG_EMULATED
-/* For the driver of the tests. */
-extern "C" void symm_emulate(int staged, unsigned blocks, unsigned threads,
-                             const symm_cuda_args *a);
-extern "C" void symm_emulate(int staged, unsigned blocks, unsigned threads, const symm_cuda_args *a)
+/* All-reduce of one piece through the multicast object. */
+extern "C" __global__ void symm_multicast(symm_cuda_args a)
 {
-    if (staged)
+    symm_cuda_pad *p = pad_of(a, a.rank);
+    uint32_t epoch = p->epoch, meeting = p->met[blockIdx.x];
+    const char *in = reinterpret_cast<const char *>(a.in) + a.at * a.one;
+    uint64_t lo, hi;
+
+    part(a.n, gridDim.x, blockIdx.x, &lo, &hi);
+    copy(stage_of(a, a.rank, epoch) + lo * a.one, in + lo * a.one, (hi - lo) * a.one);
+    meet_many(a, &meeting);
+    if (a.shots == 1)
+        multicast_one(a, epoch, lo, hi);
+    else
+        multicast_two(a, epoch, &meeting, lo, hi);
+    __syncthreads();
+    if (threadIdx.x == 0)
+        p->met[blockIdx.x] = meeting;
+    finish(a);
+}
+
+#ifdef KG_EMULATED
+/* For the driver of the tests; kernel: 1 push, 2 staged, 3 multicast. */
+extern "C" void symm_emulate(int kernel, unsigned blocks, unsigned threads,
+                             const symm_cuda_args *a);
+extern "C" void symm_emulate(int kernel, unsigned blocks, unsigned threads, const symm_cuda_args *a)
+{
+    if (kernel == 1)
+        KG_LAUNCH(symm_push, blocks, threads, nullptr, *a);
+    else if (kernel == 2)
         KG_LAUNCH(symm_staged, blocks, threads, nullptr, *a);
     else
-        KG_LAUNCH(symm_push, blocks, threads, nullptr, *a);
+        KG_LAUNCH(symm_multicast, blocks, threads, nullptr, *a);
 }
 #endif

@@ -6,7 +6,6 @@
 #include <string.h>
 #include <time.h>
 
-#define MEET_NS 30000000000ull
 #define STOP_NS 1000000000ull /* what a kernel that is told to leave may take */
 #define LEFT_NS                                                                      \
     1000000000ull /* what a rank may be ahead: it has closed, the device is not done \
@@ -16,23 +15,50 @@
 #define BLOCK_BYTES 16384u /* a block more for each, up to SYMM_CUDA_BLOCKS */
 
 struct report {
-    int32_t rc;
-    char text[300];
-    uint64_t sizes; /* of everything that must be equal */
+    int32_t rc, multicast;
+    char text[300], why_not[100];
+    uint64_t sizes, step; /* sizes: of everything that must be equal */
 };
+
+/* What all come to about multicast: used by all or by none. */
+static void agree_multicast(struct kg_comm *c, const struct report *all, struct kg_error *err)
+{
+    struct symm_multicast *m = &c->cuda->many;
+    int wanted = c->conf.multicast != SYMM_MULTICAST_OFF && c->world > 1;
+
+    for (uint32_t r = 0; r < c->world; r++) {
+        m->step = all[r].step > m->step ? all[r].step : m->step;
+        if (all[r].multicast || !wanted || c->cuda->told)
+            continue;
+        c->cuda->told = 1;
+        m->use = 0;
+        if (c->conf.multicast == SYMM_MULTICAST_ON)
+            (void)kg_fail(err, KG_ECONFIG, "[comm-symmem] multicast = on: rank %u, %.90s", r,
+                          all[r].why_not);
+        else if (c->rank == 0)
+            c->host->log(c->host->ctx, KG_LOG_WARN, "sums go without multicast: rank %u, %.90s", r,
+                         all[r].why_not);
+    }
+}
 
 static int agree(struct kg_comm *c, const struct kg_bootstrap *boot, struct kg_error *err)
 {
     const struct symm_cuda *g = c->cuda;
-    const uint64_t sizes[] = {g->bytes, g->channel, g->stage, g->push_max, c->symm_bytes};
-    struct report mine = {.rc = err->rc, .sizes = symm_hash(sizes, sizeof(sizes), 0)};
+    const uint64_t sizes[] = {g->bytes,     g->channel,        g->stage,
+                              g->push_max,  c->conf.multicast, c->conf.multicast_one_shot,
+                              c->symm_bytes};
+    struct report mine = {.rc = err->rc,
+                          .multicast = g->many.use,
+                          .sizes = symm_hash(sizes, sizeof(sizes), 0),
+                          .step = g->many.step};
 
     if (boot == NULL)
         return err->rc;
     struct report *all = calloc(c->world, sizeof(*all));
     (void)snprintf(mine.text, sizeof(mine.text), "%.290s", err->text);
-    int rc =
-        all == NULL ? KG_ENOMEM : boot->all_gather(boot->ctx, &mine, all, sizeof(mine), MEET_NS);
+    memcpy(mine.why_not, g->many.why, sizeof(mine.why_not));
+    int rc = all == NULL ? KG_ENOMEM
+                         : boot->all_gather(boot->ctx, &mine, all, sizeof(mine), SYMM_MEET_NS);
     if (rc != KG_OK && err->rc == KG_OK)
         (void)kg_fail(err, rc, "comm-symmem: rank %u of %u: the other ranks did not come", c->rank,
                       c->world);
@@ -44,6 +70,8 @@ static int agree(struct kg_comm *c, const struct kg_bootstrap *boot, struct kg_e
                           "comm-symmem: ranks %u and %u have different options or symmetric bytes",
                           r, c->rank);
     }
+    if (err->rc == KG_OK)
+        agree_multicast(c, all, err);
     free(all);
     return err->rc;
 }
@@ -93,6 +121,21 @@ static CUresult await(const struct symm_cuda *g, CUevent event, uint64_t until)
     return e;
 }
 
+/* A rank that ends takes its memory out of what others may still read through the switch: all say
+ * that their kernels are done. Nobody waits for a rank that is gone, or for long. */
+static void part(struct kg_comm *c)
+{
+    const struct timespec nap = {.tv_nsec = NAP_NS};
+    uint64_t until = symm_now_ns() + LEFT_NS;
+
+    atomic_store(&c->head->ranks[c->rank].quiet, 1);
+    for (uint32_t r = 0; r < c->world; r++) {
+        while (atomic_load(&c->head->ranks[r].quiet) == 0 && symm_well(c) == KG_OK &&
+               !symm_is_dead(c, r) && symm_now_ns() < until)
+            (void)nanosleep(&nap, NULL);
+    }
+}
+
 void symm_cuda_close(struct kg_comm *c)
 {
     struct symm_cuda *g = c->cuda;
@@ -110,6 +153,8 @@ void symm_cuda_close(struct kg_comm *c)
         (void)g->driver.event_record(ch->event, ch->stream);
         busy |= await(g, ch->event, symm_now_ns() + STOP_NS) == CUDA_ERROR_NOT_READY;
     }
+    if (g->many.use && c->sealed)
+        part(c);
     if (busy)
         c->host->log(c->host->ctx, KG_LOG_ERROR,
                      "rank %u: a kernel does not leave; its memory stays", c->rank);
@@ -311,7 +356,7 @@ static struct symm_cuda_args args_of(const struct kg_comm *c, enum symm_op op,
     return a;
 }
 
-static int run_pieces(struct kg_comm *c, struct symm_cuda_args *a, CUstream stream)
+static int run_pieces(struct kg_comm *c, CUfunction f, struct symm_cuda_args *a, CUstream stream)
 {
     int blocks = a->op == SYMM_REDUCE_SCATTER || a->op == SYMM_ALL_TO_ALL;
     uint64_t most = c->cuda->stage / a->one / (blocks ? c->world : 1);
@@ -319,7 +364,7 @@ static int run_pieces(struct kg_comm *c, struct symm_cuda_args *a, CUstream stre
 
     for (a->at = 0; a->at < a->count && rc == KG_OK; a->at += most) {
         a->n = a->count - a->at < most ? a->count - a->at : most;
-        rc = launch(c, c->cuda->staged, blocks_for(a->n * a->one, BLOCK_BYTES), stream, a);
+        rc = launch(c, f, blocks_for(a->n * a->one, BLOCK_BYTES), stream, a);
     }
     return rc;
 }
@@ -338,10 +383,14 @@ static int compare(struct kg_comm *c, const struct symm_cuda_args *a, uint32_t c
 
 int symm_cuda_run(struct kg_comm *c, enum symm_op op, const struct kg_coll *k)
 {
+    static const uint8_t metrics[] = {[SYMM_WAY_PUSH] = SYMM_M_PUSH,
+                                      [SYMM_WAY_STAGED] = SYMM_M_TWO_SHOT,
+                                      [SYMM_WAY_MULTICAST_ONE] = SYMM_M_MULTICAST,
+                                      [SYMM_WAY_MULTICAST_TWO] = SYMM_M_MULTICAST};
     struct symm_cuda *g = c->cuda;
     struct symm_cuda_args a = args_of(c, op, k);
     CUstream stream = k->stream != NULL ? (CUstream)k->stream : g->chan[k->channel].stream;
-    int push = op != SYMM_REDUCE_SCATTER && op != SYMM_ALL_TO_ALL && a.count <= g->push_max / a.one;
+    enum symm_way way = symm_cuda_way(&c->conf, c->world, g->many.use, op, a.count * a.one);
 
     CUresult e = g->driver.context_set(g->context);
     int rc = e == CUDA_SUCCESS ? KG_OK : failed(c, e, "its context");
@@ -354,10 +403,13 @@ int symm_cuda_run(struct kg_comm *c, enum symm_op op, const struct kg_coll *k)
     if (rc != KG_OK)
         return rc;
     if (c->host->cells != NULL && op == SYMM_ALL_REDUCE)
-        kg_add(&c->host->cells[push ? SYMM_M_PUSH : SYMM_M_TWO_SHOT], 1);
-    rc = push ? launch(c, g->push, blocks_for((a.count * a.one + 3) / 4, SYMM_CUDA_THREADS), stream,
-                       &a)
-              : run_pieces(c, &a, stream);
+        kg_add(&c->host->cells[metrics[way]], 1);
+    a.shots = way == SYMM_WAY_MULTICAST_ONE ? 1 : 2;
+    if (way == SYMM_WAY_PUSH)
+        rc = launch(c, g->push, blocks_for((a.count * a.one + 3) / 4, SYMM_CUDA_THREADS), stream,
+                    &a);
+    else
+        rc = run_pieces(c, way == SYMM_WAY_STAGED ? g->staged : g->multicast, &a, stream);
     if (rc != KG_OK)
         return rc;
     return k->stream == NULL ? finish(c, k->channel, stream) : track(c, k->channel, stream);

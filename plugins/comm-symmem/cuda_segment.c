@@ -7,8 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MEET_NS 30000000000ull
-
 extern const unsigned char symm_image[]; /* the kernels, for the architectures of the build */
 
 static int failed(const struct kg_comm *c, CUresult e, const char *what, struct kg_error *err)
@@ -22,7 +20,7 @@ static CUmemAllocationProp prop_of(const struct symm_cuda *g)
 {
     return (CUmemAllocationProp){
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-        .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        .requestedHandleTypes = SYMM_HANDLES,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = g->device}};
 }
 
@@ -85,7 +83,8 @@ static int take_device(struct kg_comm *c, uint32_t ordinal, struct kg_error *err
     return e == CUDA_SUCCESS ? KG_OK : failed(c, e, "taking the device", err);
 }
 
-/* This rank's own memory, rounded to what the device hands out. */
+/* This rank's own memory, rounded to what the device hands out, and to what a multicast object
+ * takes: equally on all ranks. */
 static int allocate(struct kg_comm *c, struct kg_error *err)
 {
     struct symm_cuda *g = c->cuda;
@@ -93,6 +92,8 @@ static int allocate(struct kg_comm *c, struct kg_error *err)
     size_t step = 0;
 
     CUresult e = g->driver.granularity(&step, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+    if (e == CUDA_SUCCESS && g->many.use && g->many.step > step)
+        step = g->many.step; /* both are powers of two */
     if (e == CUDA_SUCCESS && (step == 0 || g->bytes > (uint64_t)INT64_MAX - step))
         e = CUDA_ERROR_INVALID_VALUE;
     if (e == CUDA_SUCCESS) {
@@ -107,8 +108,7 @@ static int export_own(struct kg_comm *c, int *fd, struct kg_error *err)
 {
     struct symm_cuda *g = c->cuda;
 
-    CUresult e = g->driver.export_handle(fd, g->handles[c->rank],
-                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    CUresult e = g->driver.export_handle(fd, g->handles[c->rank], SYMM_HANDLES, 0);
     return e == CUDA_SUCCESS ? KG_OK : failed(c, e, "exporting its memory", err);
 }
 
@@ -118,11 +118,10 @@ static int import_from(struct kg_comm *c, const struct kg_bootstrap *boot, uint3
     struct symm_cuda *g = c->cuda;
     int fd = -1;
 
-    int rc = boot->recv_fd(boot->ctx, from, &fd, MEET_NS);
+    int rc = boot->recv_fd(boot->ctx, from, &fd, SYMM_MEET_NS);
     if (rc != KG_OK)
         return kg_fail(err, rc, "comm-symmem: rank %u did not send its memory", from);
-    CUresult e = g->driver.import_handle(&g->handles[from], (void *)(intptr_t)fd,
-                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    CUresult e = g->driver.import_handle(&g->handles[from], (void *)(intptr_t)fd, SYMM_HANDLES);
     (void)close(fd); /* the import holds its own reference */
     return e == CUDA_SUCCESS ? KG_OK : failed(c, e, "importing memory", err);
 }
@@ -136,7 +135,7 @@ static int swap(struct kg_comm *c, const struct kg_bootstrap *boot, int fd, stru
 
     for (uint32_t r = 0; r < c->world && rc == KG_OK; r++) {
         if (r != c->rank)
-            rc = boot->send_fd(boot->ctx, r, fd, MEET_NS);
+            rc = boot->send_fd(boot->ctx, r, fd, SYMM_MEET_NS);
         if (rc != KG_OK)
             return kg_fail(err, rc, "comm-symmem: rank %u did not take a descriptor", r);
     }
@@ -208,6 +207,8 @@ static int prepare(struct kg_comm *c, struct kg_error *err)
         e = d->function(&g->push, g->module, "symm_push");
     if (e == CUDA_SUCCESS)
         e = d->function(&g->staged, g->module, "symm_staged");
+    if (e == CUDA_SUCCESS)
+        e = d->function(&g->multicast, g->module, "symm_multicast");
     if (e != CUDA_SUCCESS)
         return failed(c, e, "its kernels", err);
     e = d->host_alloc(&g->host, one * c->n_channels, CU_MEMHOSTALLOC_DEVICEMAP);
@@ -218,8 +219,8 @@ static int prepare(struct kg_comm *c, struct kg_error *err)
     return e == CUDA_SUCCESS ? KG_OK : failed(c, e, "streams and events", err);
 }
 
-/* The device, this rank's memory, and the descriptor that stands for it. */
-static int begin(struct kg_comm *c, uint32_t ordinal, int *fd, struct kg_error *err)
+/* The steps of opening; between them all ranks agree. 1: the device, and what it can. */
+static int begin(struct kg_comm *c, uint32_t ordinal, struct kg_error *err)
 {
     struct symm_cuda *g = c->cuda;
 
@@ -229,28 +230,66 @@ static int begin(struct kg_comm *c, uint32_t ordinal, int *fd, struct kg_error *
     if (rc == KG_OK)
         rc = take_device(c, ordinal, err);
     if (rc == KG_OK)
-        rc = allocate(c, err);
-    return rc == KG_OK && c->world > 1 ? export_own(c, fd, err) : rc;
+        symm_multicast_probe(c);
+    return rc;
+}
+
+/* 2: this rank's memory, and the descriptors for the others: fds[0] is of it, fds[1] of the
+ * multicast object. */
+static int own(struct kg_comm *c, int *fds, struct kg_error *err)
+{
+    int rc = allocate(c, err);
+
+    if (rc == KG_OK && c->world > 1)
+        rc = export_own(c, &fds[0], err);
+    if (rc == KG_OK)
+        symm_multicast_create(c, &fds[1]);
+    return rc;
+}
+
+/* 3: everything of the others', and what needs nobody. */
+static int share(struct kg_comm *c, const struct kg_bootstrap *boot, const int *fds,
+                 struct kg_error *err)
+{
+    struct kg_error later = {0};
+    int rc = c->world > 1 ? swap(c, boot, fds[0], err) : KG_OK;
+
+    /* also where memory could not be imported: it is sent to this rank */
+    if (c->cuda->many.use && symm_multicast_join(c, boot, fds[1], &later) != KG_OK && rc == KG_OK) {
+        *err = later;
+        rc = err->rc;
+    }
+    if (rc == KG_OK)
+        rc = map_all(c, err);
+    return rc == KG_OK ? prepare(c, err) : rc;
 }
 
 int symm_cuda_map(struct kg_comm *c, const struct kg_bootstrap *boot, uint32_t ordinal,
                   symm_agree *agree, struct kg_error *err)
 {
     struct kg_error mine = {0};
-    int fd = -1;
+    int fds[2] = {-1, -1};
 
-    mine.rc = begin(c, ordinal, &fd, &mine);
+    mine.rc = begin(c, ordinal, &mine);
     int rc = agree(c, boot, &mine);
     if (rc == KG_OK) {
-        mine.rc = c->world > 1 ? swap(c, boot, fd, &mine) : KG_OK;
-        if (mine.rc == KG_OK)
-            mine.rc = map_all(c, &mine);
-        if (mine.rc == KG_OK)
-            mine.rc = prepare(c, &mine);
+        mine.rc = own(c, fds, &mine);
+        rc = agree(c, boot, &mine);
+    }
+    if (rc == KG_OK) {
+        mine.rc = share(c, boot, fds, &mine);
         rc = agree(c, boot, &mine); /* and nobody's kernel runs before all memory is zero */
     }
-    if (fd >= 0)
-        (void)close(fd);
+    if (rc == KG_OK && c->cuda->many.use) { /* 4: all devices are in it */
+        symm_multicast_bind(c);
+        rc = agree(c, boot, &mine); /* and nobody uses it before all memories are bound */
+    }
+    if (!c->cuda->many.use)
+        symm_multicast_drop(c);
+    for (int i = 0; i < 2; i++) {
+        if (fds[i] >= 0)
+            (void)close(fds[i]);
+    }
     if (rc != KG_OK)
         *err = mine;
     return rc;
@@ -277,6 +316,7 @@ void symm_cuda_unmap(struct kg_comm *c)
     (void)g->driver.context_set(g->context);
     for (uint32_t i = 0; i < c->n_channels; i++)
         close_channel(g, &g->chan[i]);
+    symm_multicast_drop(c);
     for (uint32_t r = 0; r < g->n_mapped; r++)
         (void)g->driver.unmap(g->base + r * g->bytes, g->bytes);
     for (uint32_t r = 0; r < c->world; r++) {

@@ -59,6 +59,16 @@ struct symm_driver {
     CUresult (*event_destroy)(CUevent event);
     CUresult (*event_record)(CUevent event, CUstream stream);
     CUresult (*event_query)(CUevent event);
+    CUresult (*multicast_granularity)(size_t *bytes, const CUmulticastObjectProp *prop,
+                                      CUmulticastGranularity_flags what);
+    CUresult (*multicast_create)(CUmemGenericAllocationHandle *handle,
+                                 const CUmulticastObjectProp *prop);
+    CUresult (*multicast_add)(CUmemGenericAllocationHandle handle, CUdevice device);
+    CUresult (*multicast_bind)(CUmemGenericAllocationHandle handle, size_t at,
+                               CUmemGenericAllocationHandle memory, size_t from, size_t bytes,
+                               unsigned long long flags);
+    CUresult (*multicast_unbind)(CUmemGenericAllocationHandle handle, CUdevice device, size_t at,
+                                 size_t bytes);
 };
 
 struct symm_cuda_channel {
@@ -72,12 +82,24 @@ struct symm_cuda_channel {
     uint64_t *counts;            /* [world] host memory, for the check of all_to_all */
 };
 
+/* The multicast object over the memories of all ranks, each bound whole, at offset 0. */
+struct symm_multicast {
+    int use;       /* wanted, and nothing speaks against it on this rank; agreed: on any */
+    char why[100]; /* what spoke against it first */
+    uint64_t step; /* its granularity, bytes; agreed: the largest */
+    CUmemGenericAllocationHandle handle; /* 0 for none */
+    int bound, mapped;                   /* this rank's memory; at base */
+    CUdeviceptr base;                    /* [bytes] of addresses, 0 for none */
+};
+
 struct symm_cuda {
     struct symm_driver driver;
     CUdevice device;
     CUcontext context;
     CUmodule module;
-    CUfunction push, staged;
+    CUfunction push, staged, multicast;
+    struct symm_multicast many;
+    int told;       /* that there is no multicast, and why */
     uint64_t bytes; /* of one rank's allocation: the stride too, a multiple of the granularity */
     CUmemGenericAllocationHandle handles[SYMM_MAX_WORLD]; /* own and imported; 0 for none */
     uint32_t n_mapped;                                    /* ranks whose memory is mapped */
@@ -96,13 +118,32 @@ const char *symm_driver_text(const struct symm_driver *d, CUresult e);
 
 /* cuda_segment.c */
 
-/* Tells the others how this rank fares (*err), and returns what all came to: the first that failed,
- * with its words in *err. */
+/* Tells the others how this rank fares (*err, c->cuda->many), and returns what all came to: the
+ * first that failed, with its words in *err; likewise in `many`. */
 typedef int symm_agree(struct kg_comm *c, const struct kg_bootstrap *boot, struct kg_error *err);
 /* Fills c->cuda, which is zero but for stage and push_max: device, this rank's memory, the others',
  * kernels, streams. What was taken before an error is given back by symm_cuda_unmap. */
 int symm_cuda_map(struct kg_comm *c, const struct kg_bootstrap *boot, uint32_t ordinal,
                   symm_agree *agree, struct kg_error *err);
 void symm_cuda_unmap(struct kg_comm *c);
+
+/*
+ * cuda_multicast.c: the steps of making the object, in their order; ranks agree between any two
+ * (symm_agree), and go on only while `use` is left on all. What fails clears `use` and says why: it
+ * is no error, sums have other ways. symm_multicast_drop undoes what was done, at any point.
+ */
+void symm_multicast_probe(struct kg_comm *c);
+/* Rank 0, once it has its memory: the object as a descriptor, for all others. */
+void symm_multicast_create(struct kg_comm *c, int *fd);
+/* Sends or receives it and adds the device. KG_ETIMEOUT or KG_EDEVICE: the bootstrap's. */
+int symm_multicast_join(struct kg_comm *c, const struct kg_bootstrap *boot, int fd,
+                        struct kg_error *err);
+/* Once all have joined, or it would wait for them: binds this rank's memory and maps the object. */
+void symm_multicast_bind(struct kg_comm *c);
+void symm_multicast_drop(struct kg_comm *c);
+
+/* What both ask for: memory that is handed out as a descriptor. */
+#define SYMM_HANDLES CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+#define SYMM_MEET_NS 30000000000ull
 
 #endif

@@ -60,6 +60,25 @@ static const struct kg_opt options[] = {
      .offset = offsetof(struct symm_conf, driver),
      .def = "libcuda.so.1",
      .doc = "The CUDA driver, loaded with memory = cuda: a name for the loader, or a path."},
+    {.name = "multicast",
+     .type = KG_OPT_ENUM,
+     .offset = offsetof(struct symm_conf, multicast),
+     .def = "off",
+     .choices = "off|auto|on",
+     .doc = "Sums above push through the multicast object of the links' switch, which adds in an "
+            "order of its own: bits may differ from run to run, and fixed-order does not hold. "
+            "auto: with 3 ranks and more, where all devices have it; on: always, an error where "
+            "one has not. With memory = cuda only; not measured."},
+    {.name = "multicast_one_shot",
+     .type = KG_OPT_U64,
+     .offset = offsetof(struct symm_conf, multicast_one_shot),
+     .def = "0",
+     .min = 0,
+     .max = 1073741824.0,
+     .doc =
+         "Sums up to this that go by multicast are read whole by every rank, for whom the switch "
+         "may add differently: ranks may differ in last bits, which ends a group that samples. "
+         "0: none. Unit: bytes a rank gives."},
     {0},
 };
 
@@ -70,6 +89,7 @@ static const struct kg_metric metrics[] = {
     [SYMM_M_ONE_SHOT] = {"one_shot_total", KG_COUNTER, "Sums by one-shot."},
     [SYMM_M_TWO_SHOT] = {"two_shot_total", KG_COUNTER, "Sums by two-shot."},
     [SYMM_M_PARKED] = {"parked_total", KG_COUNTER, "Waits that slept because a rank was late."},
+    [SYMM_M_MULTICAST] = {"multicast_total", KG_COUNTER, "Sums by multicast."},
     {0},
 };
 
@@ -109,6 +129,22 @@ uint64_t symm_cuda_push(const struct symm_conf *conf, uint32_t world)
     return conf->push == 0 ? table : conf->push;
 }
 
+enum symm_way symm_cuda_way(const struct symm_conf *conf, uint32_t world, int multicast,
+                            enum symm_op op, uint64_t bytes)
+{
+    int blocks = op == SYMM_REDUCE_SCATTER || op == SYMM_ALL_TO_ALL;
+
+    if (!blocks && bytes <= symm_cuda_push(conf, world))
+        return SYMM_WAY_PUSH;
+    if (!multicast || op != SYMM_ALL_REDUCE)
+        return SYMM_WAY_STAGED;
+    if (bytes <= conf->multicast_one_shot)
+        return SYMM_WAY_MULTICAST_ONE;
+    /* of two ranks each reads half from the other anyway; published times are worse with it */
+    return world > 2 || conf->multicast == SYMM_MULTICAST_ON ? SYMM_WAY_MULTICAST_TWO
+                                                             : SYMM_WAY_STAGED;
+}
+
 static void choose_bands(struct kg_comm *c)
 {
     const struct band b = bands_of(&c->conf, c->world);
@@ -126,7 +162,41 @@ static int is_sum_type(uint32_t dtype)
     return dtype == KG_F32 || dtype == KG_BF16;
 }
 
-/* As all_reduce, all_gather and broadcast decide (collective.c). */
+static int may_multicast(const struct symm_conf *c)
+{
+    return c->memory == SYMM_CUDA && c->multicast != SYMM_MULTICAST_OFF;
+}
+
+static uint64_t symm_caps(const void *conf)
+{
+    const struct symm_conf *c = conf != NULL ? conf : &defaults;
+
+    if (c->memory == SYMM_HOST)
+        return KG_COMM_CAP_FIXED_ORDER | KG_COMM_CAP_HOST;
+    return KG_COMM_CAP_CUDA | (may_multicast(c) ? KG_COMM_CAP_MULTICAST : KG_COMM_CAP_FIXED_ORDER);
+}
+
+_Static_assert((int)SYMM_ALL_REDUCE == KG_COMM_ALL_REDUCE &&
+                   (int)SYMM_BROADCAST == KG_COMM_BROADCAST,
+               "one list of collectives");
+
+static const char *choose_cuda(const struct symm_conf *c, uint32_t world, uint32_t op,
+                               uint64_t bytes)
+{
+    static const char *const names[] = {[SYMM_WAY_PUSH] = "cuda-push",
+                                        [SYMM_WAY_MULTICAST_ONE] = "multicast-one-shot",
+                                        [SYMM_WAY_MULTICAST_TWO] = "multicast-two-shot"};
+    enum symm_way way =
+        symm_cuda_way(c, world, may_multicast(c) && world > 1, (enum symm_op)op, bytes);
+
+    if (way == SYMM_WAY_STAGED)
+        return op == KG_COMM_ALL_REDUCE ? "cuda-two-shot" : "cuda-direct";
+    return names[way];
+}
+
+/* As all_reduce, all_gather and broadcast decide (collective.c, cuda_run.c). On devices the words
+ * are others: their times have nothing to do with the host's. With multicast = auto as on devices
+ * that have it. */
 static const char *symm_choose(const void *conf, uint32_t world, uint32_t op, uint32_t dtype,
                                uint64_t count)
 {
@@ -136,23 +206,20 @@ static const char *symm_choose(const void *conf, uint32_t world, uint32_t op, ui
     if (world == 0 || world > SYMM_MAX_WORLD || kg_dtype_bytes(dtype) == 0 ||
         __builtin_mul_overflow(count, (uint64_t)kg_dtype_bytes(dtype), &bytes))
         return NULL;
-    struct band b = bands_of(c, world);
+    if (op == 0 || op >= KG_COMM_N_OPS ||
+        ((op == KG_COMM_ALL_REDUCE || op == KG_COMM_REDUCE_SCATTER) && !is_sum_type(dtype)))
+        return NULL;
     if (c->memory == SYMM_CUDA)
-        b = (struct band){world, (uint32_t)symm_cuda_push(c, world), 0};
+        return choose_cuda(c, world, op, bytes);
+    const struct band b = bands_of(c, world);
     switch (op) {
     case KG_COMM_ALL_REDUCE:
-        if (!is_sum_type(dtype))
-            return NULL;
         return bytes <= b.push ? "push" : bytes <= b.one_shot ? "one-shot" : "two-shot";
-    case KG_COMM_REDUCE_SCATTER:
-        return is_sum_type(dtype) ? "direct" : NULL;
     case KG_COMM_ALL_GATHER:
     case KG_COMM_BROADCAST:
         return bytes <= b.push ? "push" : "direct";
-    case KG_COMM_ALL_TO_ALL:
-        return "direct";
     default:
-        return NULL;
+        return "direct";
     }
 }
 
@@ -210,6 +277,10 @@ static int symm_open(const struct kg_host *host, const void *conf, const struct 
         return kg_fail(err, KG_ECONFIG, "[comm-symmem] memory = %s: the backend computes in %s",
                        wanted == KG_COMM_CAP_CUDA ? "host" : "cuda",
                        wanted == KG_COMM_CAP_CUDA ? "device memory" : "host memory");
+    }
+    if (c->conf.multicast == SYMM_MULTICAST_ON && c->conf.memory != SYMM_CUDA) {
+        host->free(host->ctx, c, sizeof(*c));
+        return kg_fail(err, KG_ECONFIG, "[comm-symmem] multicast = on: wants memory = cuda");
     }
     choose_bands(c);
     if (c->conf.stage / c->world < 8)
@@ -431,6 +502,7 @@ static const struct kg_comm_ops ops = {
     .abort = symm_abort,
     .progress_dump = symm_dump,
     .choose = symm_choose,
+    .caps = symm_caps,
 };
 
 static const struct kg_plugin plugin = {
@@ -443,7 +515,7 @@ static const struct kg_plugin plugin = {
     .version = KG_VERSION,
     .summary = "symmetric memory: push, one-shot and two-shot over memory all ranks map",
 #ifdef SYMM_WITH_CUDA
-    .caps = KG_COMM_CAP_FIXED_ORDER | KG_COMM_CAP_HOST | KG_COMM_CAP_CUDA,
+    .caps = KG_COMM_CAP_FIXED_ORDER | KG_COMM_CAP_HOST | KG_COMM_CAP_CUDA | KG_COMM_CAP_MULTICAST,
 #else
     .caps = KG_COMM_CAP_FIXED_ORDER | KG_COMM_CAP_HOST,
 #endif

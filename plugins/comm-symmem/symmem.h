@@ -74,6 +74,7 @@ struct symm_log {
 
 struct symm_rank {
     _Alignas(128) _Atomic uint32_t left; /* closed in good order */
+    _Atomic uint32_t quiet;              /* and its device is done; device memory only */
 };
 
 /* 56 bytes and the word that says they are there: the number of the piece, and what the call is. */
@@ -104,9 +105,12 @@ struct symm_conf {
     uint32_t spins, checksum;
     uint32_t memory; /* enum symm_memory */
     const char *driver;
+    uint32_t multicast; /* enum symm_multicast_use */
+    uint64_t multicast_one_shot;
 };
 
 enum symm_memory { SYMM_HOST, SYMM_CUDA };
+enum symm_multicast_use { SYMM_MULTICAST_OFF, SYMM_MULTICAST_AUTO, SYMM_MULTICAST_ON };
 
 /* This rank's side of a channel. */
 struct symm_channel {
@@ -136,6 +140,7 @@ enum {
     SYMM_M_ONE_SHOT,
     SYMM_M_TWO_SHOT,
     SYMM_M_PARKED,
+    SYMM_M_MULTICAST,
 };
 
 /* segment.c: makes or receives the segment, in lockstep: all ranks succeed or all fail. */
@@ -199,6 +204,16 @@ uint64_t symm_now_ns(void);
 
 /* symmem.c: up to how many bytes push is used on device memory, bytes a rank gives. */
 uint64_t symm_cuda_push(const struct symm_conf *conf, uint32_t world);
+/* How a collective on device memory is done. `bytes`: a rank gives (to each block, where there are
+ * blocks); multicast: whether the group has the object. */
+enum symm_way {
+    SYMM_WAY_PUSH,
+    SYMM_WAY_STAGED,
+    SYMM_WAY_MULTICAST_ONE,
+    SYMM_WAY_MULTICAST_TWO,
+};
+enum symm_way symm_cuda_way(const struct symm_conf *conf, uint32_t world, int multicast,
+                            enum symm_op op, uint64_t bytes);
 
 /* cuda_run.c, the same on device memory; KG_ECONFIG from open where it is not built. */
 int symm_cuda_open(struct kg_comm *c, const struct kg_comm_open *args, struct kg_error *err);

@@ -11,13 +11,16 @@
 #include <kedge/host.h>
 
 #define KG_COMM_MAJOR 1
-#define KG_COMM_MINOR 1
+#define KG_COMM_MINOR 2
 
-/* Capability bits. */
+/* Capability bits: of a plugin, what it has with some of its options; what it has with given ones
+ * is told by the op `caps`, where there is one. */
 #define KG_COMM_CAP_FIXED_ORDER 1ull /* sums in rank order: same bits on every rank, every run */
 #define KG_COMM_CAP_HOST 2ull        /* works on host memory */
 #define KG_COMM_CAP_CUDA 4ull        /* works on device memory, in stream order */
-#define KG_COMM_CAP_MULTICAST 8ull   /* uses a multicast object */
+#define KG_COMM_CAP_MULTICAST                                        \
+    8ull /* uses a multicast object, where the devices have one; its \
+            sums are in no order that is documented */
 
 struct kg_comm; /* one instance per rank; private to the plugin */
 
@@ -124,6 +127,10 @@ struct kg_comm_ops {
      * any thread. */
     const char *(*choose)(const void *conf, uint32_t world, uint32_t op, uint32_t dtype,
                           uint64_t count);
+
+    /* Optional (since minor 2). Capability bits with these options; `conf` as at open. Absent:
+     * those of the plugin. */
+    uint64_t (*caps)(const void *conf);
 };
 
 #endif

@@ -108,9 +108,9 @@ static void test_every_failing_call_is_an_error_everywhere_and_leaves_nothing(vo
                 assert_non_null(strstr(faults.said[r].err.text, "out of memory"));
             }
         }
-        /* own memory and descriptor 3, two imports, range, maps, access, zeroing 7, kernels 3, host
+        /* own memory and descriptor 3, two imports, range, maps, access, zeroing 7, kernels 4, host
          * memory, then address, stream and events of each channel */
-        assert_int_equal(n - 1, 3 + 2 + 7 + 3 + 1 + RIG_CHANNELS * (1 + 1 + 17));
+        assert_int_equal(n - 1, 3 + 2 + 7 + 4 + 1 + RIG_CHANNELS * (1 + 1 + 17));
     }
 }
 

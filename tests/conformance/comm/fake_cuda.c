@@ -3,6 +3,7 @@
 #include "../../../plugins/comm-symmem/cuda_args.h"
 #include "../../emu/emu.h"
 #include "fake_driver.h"
+#include "fake_multicast.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,18 +23,14 @@ struct fake_cuda_plan fake_cuda_plan;
 #define plan fake_cuda_plan
 
 /* The kernels, built for the emulator. */
-void symm_emulate(int staged, unsigned blocks, unsigned threads, const struct symm_cuda_args *a);
-
-struct handle {
-    int fd;
-    size_t bytes;
-};
+void symm_emulate(int kernel, unsigned blocks, unsigned threads, const struct symm_cuda_args *a);
 
 struct task {
-    int kernel; /* 1 push, 2 staged, 0 a copy */
+    int kernel; /* 1 push, 2 staged, 3 multicast, 0 a copy */
     int stuck;
     unsigned blocks, threads;
     struct symm_cuda_args args;
+    struct fake_team *team; /* that a kernel uses */
     void *to;
     const void *from;
     size_t bytes;
@@ -48,7 +45,7 @@ struct stream {
     int ending;
 };
 
-static CUresult rule(int kept)
+CUresult fake_rule(int kept)
 {
     if (!kept)
         atomic_fetch_add(&plan.faults, 1);
@@ -57,7 +54,10 @@ static CUresult rule(int kept)
 
 FAKE CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute what, CUdevice device)
 {
-    (void)device;
+    if (what == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED) {
+        *value = (atomic_load(&plan.no_multicast) >> device & 1) == 0;
+        return fake_fails() ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    }
     *value = what == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
              !atomic_load(&plan.no_vmm);
     return CUDA_SUCCESS;
@@ -77,16 +77,18 @@ FAKE CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocation
     *bytes = FAKE_GRANULARITY;
     return fake_fails()
                ? CUDA_ERROR_OUT_OF_MEMORY
-               : rule(prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+               : fake_rule(prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
-static struct handle *new_handle(int fd, size_t bytes)
+struct fake_handle *fake_handle_new(int fd, int device, size_t bytes)
 {
-    struct handle *h = malloc(sizeof(*h));
+    struct fake_handle *h = malloc(sizeof(*h));
 
     if (h == NULL)
         abort(); /* no case can say anything */
-    *h = (struct handle){fd, bytes};
+    *h = (struct fake_handle){fd, device, bytes, NULL};
+    if (bytes == FAKE_TEAM_BYTES)
+        fake_team_open(h);
     atomic_fetch_add(&plan.handles, 1);
     return h;
 }
@@ -96,20 +98,22 @@ FAKE CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
 {
     if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (rule(bytes > 0 && bytes % FAKE_GRANULARITY == 0 && flags == 0 &&
-             prop->type == CU_MEM_ALLOCATION_TYPE_PINNED && prop->location.id == fake_current()))
+    if (fake_rule(bytes > 0 && bytes % FAKE_GRANULARITY == 0 && flags == 0 &&
+                  prop->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+                  prop->location.id == fake_current()))
         return CUDA_ERROR_INVALID_VALUE;
     int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
         abort();
-    *handle = (CUmemGenericAllocationHandle)(uintptr_t)new_handle(fd, bytes);
+    *handle = (CUmemGenericAllocationHandle)(uintptr_t)fake_handle_new(fd, fake_current(), bytes);
     return CUDA_SUCCESS;
 }
 
 FAKE CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
-    struct handle *h = (struct handle *)(uintptr_t)handle;
+    struct fake_handle *h = (struct fake_handle *)(uintptr_t)handle;
 
+    fake_team_close(h);
     (void)close(h->fd);
     free(h);
     atomic_fetch_sub(&plan.handles, 1);
@@ -119,12 +123,12 @@ FAKE CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 FAKE CUresult cuMemExportToShareableHandle(void *fd, CUmemGenericAllocationHandle handle,
                                            CUmemAllocationHandleType type, unsigned long long flags)
 {
-    const struct handle *h = (const struct handle *)(uintptr_t)handle;
+    const struct fake_handle *h = (const struct fake_handle *)(uintptr_t)handle;
 
     if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
     *(int *)fd = dup(h->fd);
-    return rule(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0);
+    return fake_rule(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0);
 }
 
 FAKE CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *fd,
@@ -133,11 +137,11 @@ FAKE CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handl
     int mine = dup((int)(intptr_t)fd);
     off_t bytes = lseek(mine, 0, SEEK_END);
 
-    if (fake_fails() || rule(mine >= 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
+    if (fake_fails() || fake_rule(mine >= 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
         (void)close(mine);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *handle = (CUmemGenericAllocationHandle)(uintptr_t)new_handle(mine, (size_t)bytes);
+    *handle = (CUmemGenericAllocationHandle)(uintptr_t)fake_handle_new(mine, -1, (size_t)bytes);
     return CUDA_SUCCESS;
 }
 
@@ -146,11 +150,21 @@ FAKE CUresult cuMemAddressReserve(CUdeviceptr *p, size_t bytes, size_t align, CU
 {
     if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (rule(bytes % FAKE_GRANULARITY == 0 && align == 0 && at == 0 && flags == 0))
+    if (fake_rule(bytes % FAKE_GRANULARITY == 0 && (align & (align - 1)) == 0 && at == 0 &&
+                  flags == 0))
         return CUDA_ERROR_INVALID_VALUE;
-    void *m = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *m =
+        mmap(NULL, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (m == MAP_FAILED)
         abort();
+    if (align > 0) { /* what is before and behind is given back */
+        size_t before = (align - (uintptr_t)m % align) % align;
+        if (before > 0)
+            (void)munmap(m, before);
+        m += before;
+        if (align > before)
+            (void)munmap(m + bytes, align - before);
+    }
     ASAN_UNPOISON_MEMORY_REGION(m, bytes); /* a thread's stack may have been there */
     *p = (CUdeviceptr)(uintptr_t)m;
     atomic_fetch_add(&plan.ranges, 1);
@@ -160,18 +174,27 @@ FAKE CUresult cuMemAddressReserve(CUdeviceptr *p, size_t bytes, size_t align, CU
 FAKE CUresult cuMemAddressFree(CUdeviceptr p, size_t bytes)
 {
     atomic_fetch_sub(&plan.ranges, 1);
-    return rule(munmap((void *)(uintptr_t)p, bytes) == 0);
+    return fake_rule(munmap((void *)(uintptr_t)p, bytes) == 0);
 }
 
 /* Mapped, but closed until access is set. */
 FAKE CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset,
                        CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
-    const struct handle *h = (const struct handle *)(uintptr_t)handle;
+    const struct fake_handle *h = (const struct fake_handle *)(uintptr_t)handle;
 
     if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (rule(bytes == h->bytes && offset == 0 && flags == 0))
+    if (h->team != NULL) {
+        if (fake_rule(bytes == h->team->bytes && offset == 0 && flags == 0 &&
+                      p % FAKE_MULTICAST_GRANULARITY == 0 &&
+                      atomic_load(&h->team->added) == h->team->all))
+            return CUDA_ERROR_INVALID_VALUE;
+        fake_team_map(h->team, p);
+        atomic_fetch_add(&plan.maps, 1);
+        return CUDA_SUCCESS;
+    }
+    if (fake_rule(bytes == h->bytes && offset == 0 && flags == 0))
         return CUDA_ERROR_INVALID_VALUE;
     if (mmap((void *)(uintptr_t)p, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, h->fd, 0) ==
         MAP_FAILED)
@@ -183,18 +206,23 @@ FAKE CUresult cuMemMap(CUdeviceptr p, size_t bytes, size_t offset,
 FAKE CUresult cuMemUnmap(CUdeviceptr p, size_t bytes)
 {
     atomic_fetch_sub(&plan.maps, 1);
-    return rule(mmap((void *)(uintptr_t)p, bytes, PROT_NONE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED);
+    if (fake_team_unmap(p))
+        return CUDA_SUCCESS;
+    return fake_rule(mmap((void *)(uintptr_t)p, bytes, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+                          0) != MAP_FAILED);
 }
 
 FAKE CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemAccessDesc *desc, size_t n)
 {
     if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (rule(n == 1 && desc->location.id == fake_current() &&
-             desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE))
+    if (fake_rule(n == 1 && desc->location.id == fake_current() &&
+                  desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE))
         return CUDA_ERROR_INVALID_VALUE;
-    return rule(mprotect((void *)(uintptr_t)p, bytes, PROT_READ | PROT_WRITE) == 0);
+    if (fake_team_access(p))
+        return CUDA_SUCCESS;
+    return fake_rule(mprotect((void *)(uintptr_t)p, bytes, PROT_READ | PROT_WRITE) == 0);
 }
 
 FAKE CUresult cuMemsetD8_v2(CUdeviceptr p, unsigned char value, size_t bytes)
@@ -211,7 +239,7 @@ FAKE CUresult cuMemHostAlloc(void **p, size_t bytes, unsigned int flags)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
     atomic_fetch_add(&plan.hosts, 1);
-    return rule(*p != NULL && flags == CU_MEMHOSTALLOC_DEVICEMAP);
+    return fake_rule(*p != NULL && flags == CU_MEMHOSTALLOC_DEVICEMAP);
 }
 
 FAKE CUresult cuMemFreeHost(void *p)
@@ -224,7 +252,7 @@ FAKE CUresult cuMemFreeHost(void *p)
 FAKE CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, unsigned int flags)
 {
     *device = (CUdeviceptr)(uintptr_t)host;
-    return fake_fails() ? CUDA_ERROR_OUT_OF_MEMORY : rule(flags == 0);
+    return fake_fails() ? CUDA_ERROR_OUT_OF_MEMORY : fake_rule(flags == 0);
 }
 
 /* --- kernels --- */
@@ -238,7 +266,7 @@ FAKE CUresult cuModuleLoadData(CUmodule *module, const void *image)
     memcpy(&magic, image, sizeof(magic));
     *module = (CUmodule)(uintptr_t)1;
     atomic_fetch_add(&plan.modules, 1);
-    return rule(magic == 0xba55ed50u); /* a container of device code */
+    return fake_rule(magic == 0xba55ed50u); /* a container of device code */
 }
 
 FAKE CUresult cuModuleUnload(CUmodule module)
@@ -253,8 +281,12 @@ FAKE CUresult cuModuleGetFunction(CUfunction *f, CUmodule module, const char *na
     (void)module;
     if (fake_fails())
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *f = (CUfunction)(uintptr_t)(strcmp(name, "symm_push") == 0 ? 1 : 2);
-    return rule(strcmp(name, "symm_push") == 0 || strcmp(name, "symm_staged") == 0);
+    static const char *const names[] = {"", "symm_push", "symm_staged", "symm_multicast"};
+    uintptr_t i = sizeof(names) / sizeof(names[0]) - 1;
+    while (i > 0 && strcmp(name, names[i]) != 0)
+        i--;
+    *f = (CUfunction)i;
+    return fake_rule(i > 0);
 }
 
 static void perform(const struct task *t)
@@ -267,8 +299,13 @@ static void perform(const struct task *t)
     }
     while (t->stuck && __atomic_load_n(&w->stop, __ATOMIC_ACQUIRE) == 0)
         (void)usleep(100);
-    if (!t->stuck)
-        symm_emulate(t->kernel == 2, t->blocks, t->threads, &t->args);
+    if (t->stuck)
+        return;
+    if (t->team != NULL)
+        atomic_fetch_add(&t->team->busy, 1);
+    symm_emulate(t->kernel, t->blocks, t->threads, &t->args);
+    if (t->team != NULL)
+        atomic_fetch_sub(&t->team->busy, 1);
 }
 
 static void *work(void *arg)
@@ -316,9 +353,14 @@ FAKE CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, uns
                      .threads = bx,
                      .stuck = atomic_exchange(&fake_driver_plan.stuck[fake_current()], 0)};
 
-    if (rule(gy == 1 && gz == 1 && by == 1 && bz == 1 && shared == 0 && extra == NULL))
+    if (fake_rule(gy == 1 && gz == 1 && by == 1 && bz == 1 && shared == 0 && extra == NULL))
         return CUDA_ERROR_INVALID_VALUE;
     memcpy(&t.args, args[0], sizeof(t.args));
+    if (t.kernel == 3)
+        t.team = fake_team_ready(t.args.many);
+    if (fake_rule(t.kernel != 3 || t.team != NULL))
+        return CUDA_ERROR_INVALID_VALUE;
+    atomic_fetch_add(&plan.launched[t.kernel], 1);
     give(stream, &t);
     return CUDA_SUCCESS;
 }

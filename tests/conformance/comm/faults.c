@@ -79,7 +79,8 @@ void faults_run(const struct faults_run *run, char *const *fake_options, int n_f
                             .timeout_ns = run->timeout_ns,
                             .conf = conf,
                             .refused = note,
-                            .absent = run->absent};
+                            .absent = run->absent,
+                            .log = run->log};
     memset(faults.said, 0, sizeof(faults.said));
     int ok = rig_run(&rig, run->run, fault);
     kg_arena_fini(&options);

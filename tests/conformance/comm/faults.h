@@ -34,6 +34,7 @@ struct faults_run {
     uint32_t world;
     rig_case *run;
     uint64_t timeout_ns; /* of a collective */
+    struct kg_log *log;  /* where the plugin writes; NULL: nowhere */
     uint32_t absent;     /* 1 + a rank that never comes; 0: all come */
     char *const *words;  /* [n] options after those that name the fake */
     int n;

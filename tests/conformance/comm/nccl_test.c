@@ -57,7 +57,13 @@ static void run_with(uint32_t world, rig_case *run, uint64_t timeout_ns, uint32_
 
     (void)snprintf(library, sizeof(library), "library=%s", faults.fake_path);
     (void)snprintf(path, sizeof(path), "driver=%s", faults.fake_path);
-    faults_run(&(struct faults_run){world, run, timeout_ns, absent, words, n}, all, 2);
+    faults_run(&(struct faults_run){.world = world,
+                                    .run = run,
+                                    .timeout_ns = timeout_ns,
+                                    .absent = absent,
+                                    .words = words,
+                                    .n = n},
+               all, 2);
 }
 
 /* Every rank was refused with this code and these words, and holds nothing. */

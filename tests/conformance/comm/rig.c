@@ -85,13 +85,20 @@ static int board_barrier(void *ctx, uint64_t deadline_ns)
 static int board_send_fd(void *ctx, uint32_t to, int fd, uint64_t deadline_ns)
 {
     struct seat *s = ctx;
+    struct board *b = s->board;
+    struct timespec end = end_of(deadline_ns);
+    int rc = KG_OK;
 
-    (void)deadline_ns;
-    (void)pthread_mutex_lock(&s->board->lock);
-    s->board->fds[s->rank][to] = dup(fd);
-    (void)pthread_cond_broadcast(&s->board->change);
-    (void)pthread_mutex_unlock(&s->board->lock);
-    return KG_OK;
+    (void)pthread_mutex_lock(&b->lock);
+    while (rc == KG_OK && b->fds[s->rank][to] >= 0) { /* the one before it was not taken yet */
+        if (pthread_cond_timedwait(&b->change, &b->lock, &end) != 0)
+            rc = KG_ETIMEOUT;
+    }
+    if (rc == KG_OK)
+        b->fds[s->rank][to] = dup(fd);
+    (void)pthread_cond_broadcast(&b->change);
+    (void)pthread_mutex_unlock(&b->lock);
+    return rc;
 }
 
 static int board_recv_fd(void *ctx, uint32_t from, int *fd, uint64_t deadline_ns)
@@ -109,6 +116,7 @@ static int board_recv_fd(void *ctx, uint32_t from, int *fd, uint64_t deadline_ns
     if (rc == KG_OK) {
         *fd = b->fds[from][s->rank];
         b->fds[from][s->rank] = -1;
+        (void)pthread_cond_broadcast(&b->change);
     }
     (void)pthread_mutex_unlock(&b->lock);
     return rc;
@@ -171,7 +179,7 @@ static void *enter(void *arg)
 
     if (w->rig->absent == w->r.rank + 1)
         return NULL;
-    if (kg_instance_create(w->rig->plugin, NULL, &clock, 1, &host) != KG_OK) {
+    if (kg_instance_create(w->rig->plugin, w->rig->log, &clock, 1, &host) != KG_OK) {
         rig_fault(&w->r, __LINE__, "no host services");
         return NULL;
     }
@@ -194,8 +202,10 @@ int rig_run(const struct rig *rig, rig_case *run, char *fault)
         w->rig = rig;
         w->seat = (struct seat){&board, i};
         w->run = run;
-        w->r = (struct rank){.ops = rig->ops != NULL ? rig->ops : rig->plugin->ops,
-                             .caps = rig->plugin->caps,
+        const struct kg_comm_ops *ops = rig->ops != NULL ? rig->ops : rig->plugin->ops;
+        w->r = (struct rank){.ops = ops,
+                             .caps = KG_HAS(ops, struct kg_comm_ops, caps) ? ops->caps(rig->conf)
+                                                                           : rig->plugin->caps,
                              .rank = i,
                              .world = rig->world};
         if (pthread_create(&threads[i], NULL, enter, w) != 0)

@@ -2,6 +2,8 @@
 #ifndef KEDGE_TESTS_CONFORMANCE_COMM_RIG_H
 #define KEDGE_TESTS_CONFORMANCE_COMM_RIG_H
 
+#include "base/log.h"
+
 #include <kedge/comm.h>
 
 #define RIG_WORLD 8
@@ -12,7 +14,7 @@
 struct rank {
     const struct kg_comm_ops *ops;
     struct kg_comm *comm;
-    uint64_t caps;
+    uint64_t caps; /* with the rig's options */
     uint32_t rank, world;
     char fault[300]; /* first thing that was wrong; "" for none */
 };
@@ -37,7 +39,8 @@ struct rig {
     const void *conf;    /* the plugin's options, or NULL for its own defaults */
     /* What is wanted of a rank that cannot be opened; NULL: that is a fault. */
     void (*refused)(struct rank *r, int rc, const struct kg_error *err);
-    uint32_t absent; /* 1 + a rank that never comes; 0: all come */
+    uint32_t absent;    /* 1 + a rank that never comes; 0: all come */
+    struct kg_log *log; /* where plugins write; NULL: nowhere */
 };
 
 /* Opens every rank, runs the case on each, closes; false with *fault (300 bytes) when one failed.

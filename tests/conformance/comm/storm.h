@@ -15,6 +15,7 @@ struct storm {
     uint64_t calls;               /* how many */
     char *fault;                  /* [300] what was wrong first */
     void (*begun)(uint32_t rank); /* called behind seal; may be NULL */
+    int loose; /* sums in any order: within a bound of the exact one, else to the bit */
     int lanes; /* each channel has a thread of its own; else calls go round the channels */
     void *held[2 * STORM_CHANNELS]; /* buffers of the calls, which may be written to until close */
 };

@@ -108,6 +108,8 @@ static int be_rank(struct kg_boot *boot, void *arg)
     struct kg_error err = {0};
 
     (void)arg;
+    s.loose = KG_HAS(s.ops, struct kg_comm_ops, caps) &&
+              (s.ops->caps(fix.conf) & KG_COMM_CAP_FIXED_ORDER) == 0;
     if (kg_instance_create(fix.plugin, NULL, &clock, 0, &host) != KG_OK)
         return 3;
     int rc = s.ops->open(&host->host, fix.conf, &args, &s.comm, &err);

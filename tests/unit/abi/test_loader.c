@@ -220,7 +220,8 @@ static bool may_be_missing(uint32_t kind, size_t offset)
            (kind == KG_KIND_POOL && (offset == offsetof(struct kg_pool_ops, loose) ||
                                      offset == offsetof(struct kg_pool_ops, classes))) ||
            (kind == KG_KIND_SPEC && offset == offsetof(struct kg_spec_ops, want)) ||
-           (kind == KG_KIND_COMM && offset == offsetof(struct kg_comm_ops, choose));
+           (kind == KG_KIND_COMM && (offset == offsetof(struct kg_comm_ops, choose) ||
+                                     offset == offsetof(struct kg_comm_ops, caps)));
 }
 
 /* Whatever op is taken out of a whole table, the plugin is refused: mandatory ones because they
