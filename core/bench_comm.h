@@ -5,7 +5,7 @@
 
 #include <kedge/comm.h>
 
-#define KG_BENCH_COMM_WAYS 8
+#define KG_BENCH_COMM_WAYS 12
 #define KG_BENCH_COMM_SIZES 24
 
 /* One way: a plugin with options, or (plugin NULL) a plain barrier and memcpy. */

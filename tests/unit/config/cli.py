@@ -204,14 +204,69 @@ def device_memory_is_refused_to_a_backend_of_the_host():
     assert "memory = cuda: the backend computes in host memory" in r.stderr, r.stderr
 
 
+HOST_WAYS = ["plain", "push", "one-shot", "two-shot", "symmem"]
+CUDA_WAYS = ["cuda push", "cuda two-shot", "multicast one-shot", "multicast two-shot", "cuda symmem"]
+NCCL_WAYS = ["nccl", "nccl windows"]
+
+
 @case
 def bench_comm_says_of_what_needs_a_device_that_there_is_none():
-    r = run("bench", "comm", "--ranks", "2", "--sizes", "256", "--repeats", "1", "--calls", "4")
+    few = ("bench", "comm", "--ranks", "2", "--sizes", "256,1m", "--repeats", "1", "--calls", "4")
+    r = run(*few)
     equal(r.returncode, 0)
-    said = dict(re.findall(r"^(cuda push|cuda two-shot|nccl): not measured: (.*)$", r.stdout, re.M))
-    for way in ("cuda push", "cuda two-shot"):
-        column = way in r.stdout.split("\n")[1]
-        assert column or "no CUDA" in said[way], r.stdout
+    said = dict(re.findall(r"^([a-z -]+): not measured: (.*)$", r.stdout, re.M))
+    columns = r.stdout.split("\n")[1]
+    for way in HOST_WAYS:
+        assert way in columns, columns
+    for way in CUDA_WAYS + NCCL_WAYS:
+        assert way in columns or "no CUDA" in said[way] or "no plugin" in said[way], r.stdout
+    # what it would choose needs no device: as configured
+    assert "\ncuda symmem would choose: cuda-push from 256, cuda-two-shot from 1048576 bytes\n" in r.stdout, r.stdout
+    r = run(*few, "--json", "--set", "comm-symmem.push=1", "--set", "comm-symmem.multicast=on",
+            "--set", "comm-symmem.multicast_one_shot=1k")
+    group = json.loads(r.stdout)[0]
+    equal(group["chooses"]["cuda symmem"], [{"from": 256, "algorithm": "multicast-one-shot"},
+                                            {"from": 1048576, "algorithm": "multicast-two-shot"}])
+    equal(group["chooses"]["symmem"], [{"from": 256, "algorithm": "one-shot"},
+                                       {"from": 1048576, "algorithm": "two-shot"}])
+    assert set(HOST_WAYS) <= set(group["rows"][0]), group
+    equal(set(group["not_measured"]), set(said))
+
+
+@case
+def bench_comm_measures_every_algorithm_that_can_run():
+    """Over the drivers of the conformance tests: host memory that says it is a device's."""
+    fakes = os.path.join(os.path.dirname(KEDGE), "tests/conformance/comm")
+    cuda, nccl = os.path.join(fakes, "fake_cuda.so"), os.path.join(fakes, "fake_nccl.so")
+    if not os.path.exists(cuda) or not os.path.exists(nccl):
+        return  # built without the toolkit
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "all.comm")
+        r = run("bench", "comm", "--ranks", "2", "--sizes", "256,4k", "--repeats", "1", "--calls", "4", "--json",
+                "--out", path, "--set", "comm-symmem.driver=" + cuda, "--set", "comm-nccl.driver=" + nccl,
+                "--set", "comm-nccl.library=" + nccl, "--set", "comm-symmem.stage=64k")
+        equal(r.returncode, 0)
+        group = json.loads(r.stdout)[0]
+        equal(group["not_measured"], ["nccl windows"])  # by its version
+        equal(list(group["rows"][0]), ["bytes"] + HOST_WAYS + CUDA_WAYS + ["nccl"])
+        with open(path) as f:
+            lines = [w for w in map(str.split, f) if w and w[0] in ("about", "time")]
+        assert "devices" in " ".join(lines[0]), lines[0]
+        sums = sorted(w[1] + " " + w[2] for w in lines if w[3:4] == ["all_reduce"] and w[5] == "4096")
+        equal(sums, ["nccl own", "symmem cuda-push", "symmem cuda-two-shot", "symmem multicast-one-shot",
+                     "symmem multicast-two-shot", "symmem one-shot", "symmem push", "symmem two-shot"])
+
+
+@case
+def multicast_takes_the_fixed_order_and_says_so():
+    sim = ("check", "-c", os.path.join(ROOT, "scripts/conf/sim-k3.ini"), "--set", "plugins.comm=symmem", "--set",
+           "comm-symmem.memory=cuda")
+    for mode, can, above in (("off", "fixed-order,cuda", "cuda-two-shot"), ("auto", "cuda,multicast", "multicast-two-shot"),
+                             ("on", "cuda,multicast", "multicast-two-shot")):
+        args = (*sim, "--set", "comm-symmem.multicast=" + mode)
+        text = run(*args).stdout
+        assert re.search(r"^comm +symmem .*\n +can %s$" % can, text, re.M), text
+        equal({x["algorithm"] for x in messages(*args[1:]) if x["op"] == "all_reduce"}, {"cuda-push", above})
 
 
 @case
