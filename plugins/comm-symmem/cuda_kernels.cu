@@ -115,6 +115,14 @@ __device__ uint64_t least(uint64_t a, uint64_t b)
 
 /* --- waiting --- */
 
+/* How often a wait looks at the host's word: far memory on a device. Under the emulator a look costs
+ * a turn of the core, so all the waits of a kernel that is told to leave would take seconds. */
+#ifdef KG_EMULATED
+const uint32_t LOOKS = 1;
+#else
+const uint32_t LOOKS = 64;
+#endif
+
 /* Not there yet: whether to give up, because the host says so. `looks` counts. */
 __device__ bool give_up(const symm_cuda_args &a, uint32_t peer, uint32_t *looks)
 {
@@ -123,7 +131,7 @@ __device__ bool give_up(const symm_cuda_args &a, uint32_t peer, uint32_t *looks)
 #ifdef KG_EMULATED
     sched_yield();
 #endif
-    if ((++*looks & 63) != 0 || get_acquire(&w->stop) == 0)
+    if (++*looks % LOOKS != 0 || get_acquire(&w->stop) == 0)
         return false;
     put_release(&w->peer, peer + 1);
     return true;
