@@ -75,13 +75,21 @@ static const struct op_row spec_ops[] = {
     {0},
 };
 static const struct op_row comm_ops[] = {
-    OP(comm, open),          OP(comm, close),
-    OP(comm, alloc_symm),    OP(comm, seal),
-    OP(comm, all_reduce),    OP(comm, reduce_scatter),
-    OP(comm, all_gather),    OP(comm, all_to_all),
-    OP(comm, broadcast),     OP(comm, barrier),
-    OP(comm, poll),          OP(comm, abort),
-    OP(comm, progress_dump), {0},
+    OP(comm, open),
+    OP(comm, close),
+    OP(comm, alloc_symm),
+    OP(comm, seal),
+    OP(comm, all_reduce),
+    OP(comm, reduce_scatter),
+    OP(comm, all_gather),
+    OP(comm, all_to_all),
+    OP(comm, broadcast),
+    OP(comm, barrier),
+    OP(comm, poll),
+    OP(comm, abort),
+    OP(comm, progress_dump),
+    OP_IF(comm, watch, KG_COMM_CAP_GRAPHS),
+    {0},
 };
 static const struct op_row exec_ops[] = {
     OP(exec, open),
@@ -119,6 +127,7 @@ static const struct cap_row comm_caps[] = {{KG_COMM_CAP_FIXED_ORDER, "fixed-orde
                                            {KG_COMM_CAP_HOST, "host"},
                                            {KG_COMM_CAP_CUDA, "cuda"},
                                            {KG_COMM_CAP_MULTICAST, "multicast"},
+                                           {KG_COMM_CAP_GRAPHS, "graphs"},
                                            {0}};
 static const struct cap_row exec_caps[] = {{KG_EXEC_CAP_INVARIANT_BATCH, "invariant-batch"},
                                            {KG_EXEC_CAP_INVARIANT_CHUNK, "invariant-chunk"},

@@ -32,6 +32,9 @@ struct kg_memory {
      * to `context` tokens. NULL: not wanted. */
     void (*begin)(void *ctx, uint64_t key, uint32_t context);
     void (*end)(void *ctx);
+    /* Stream for a collective behind all that is queued; NULL while it is not to be called: a pass
+     * that is replayed has it. Only where `comm` works in device memory. */
+    void *(*guest)(void *ctx);
     /* Device time in ns between the last two calls of mark with 0 and 1; after a sync. */
     void (*mark)(void *ctx, uint32_t mark);
     uint64_t (*time_ns)(void *ctx);

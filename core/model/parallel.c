@@ -57,14 +57,26 @@ static void copy_rows(struct kg_model *m, float *to, size_t to_stride, const flo
                width * sizeof(*to), rows);
 }
 
+typedef int collective(struct kg_comm *comm, const struct kg_coll *c);
+
+/* On a device the call is queued behind what is queued already; what goes wrong then is told by
+ * poll, which whoever waits for the device asks. */
+static void meet(struct kg_model *m, collective *call, struct kg_coll *c)
+{
+    c->dtype = KG_F32;
+    if (m->memory != NULL)
+        c->stream = m->memory->guest(m->memory->ctx);
+    if (m->lost == KG_OK && (m->memory == NULL || c->stream != NULL))
+        m->lost = call(m->comm, c);
+}
+
 void kg_model_reduce(struct kg_model *m, float *out, uint32_t width, uint32_t rows)
 {
-    const struct kg_coll c = {
-        .dtype = KG_F32, .count = (uint64_t)width * rows, .in = m->part, .out = m->part};
+    struct kg_coll c = {.count = (uint64_t)width * rows, .in = m->part, .out = m->part};
 
     if (m->comm_ops == NULL || m->lost != KG_OK)
         return;
-    m->lost = m->comm_ops->all_reduce(m->comm, &c);
+    meet(m, m->comm_ops->all_reduce, &c);
     copy_rows(m, out, width, m->part, width, width, rows);
 }
 
@@ -88,10 +100,9 @@ void kg_model_share_rows(struct kg_model *m, uint32_t rows)
 void kg_model_reduce_own(struct kg_model *m, float *out, uint32_t width, uint32_t rows)
 {
     const struct kg_own *own = &m->own;
-    const struct kg_coll c = {.dtype = KG_F32,
-                              .count = (uint64_t)width * own->share,
-                              .in = m->part, /* rows behind the last one are nobody's */
-                              .out = m->gathered};
+    struct kg_coll c = {.count = (uint64_t)width * own->share,
+                        .in = m->part, /* rows behind the last one are nobody's */
+                        .out = m->gathered};
 
     if (!own->parallel) {
         kg_model_reduce(m, out, width, rows);
@@ -99,18 +110,16 @@ void kg_model_reduce_own(struct kg_model *m, float *out, uint32_t width, uint32_
     }
     if (m->lost != KG_OK)
         return;
-    m->lost = m->comm_ops->reduce_scatter(m->comm, &c);
+    meet(m, m->comm_ops->reduce_scatter, &c);
     copy_rows(m, out + (size_t)own->row0 * width, width, m->gathered, width, width, own->rows);
 }
 
 /* What lies in m->part, `rows` rows on each rank, to m->gathered. */
 static void gather_part(struct kg_model *m, uint32_t rows)
 {
-    const struct kg_coll c = {
-        .dtype = KG_F32, .count = (uint64_t)m->c->hidden * rows, .in = m->part, .out = m->gathered};
+    struct kg_coll c = {.count = (uint64_t)m->c->hidden * rows, .in = m->part, .out = m->gathered};
 
-    if (m->lost == KG_OK)
-        m->lost = m->comm_ops->all_gather(m->comm, &c);
+    meet(m, m->comm_ops->all_gather, &c);
 }
 
 void kg_model_gather_rows(struct kg_model *m, const float *x, float *y, size_t y_stride,
@@ -162,12 +171,10 @@ static void head_piece(struct kg_model *m, const float *hidden, float *out, uint
 {
     const struct kg_split *s = &m->split;
     const struct kg_product head = {&m->lm_head, hidden, m->vocab, m->c->hidden, s->vocab, rows};
-    const struct kg_coll c = {
-        .dtype = KG_F32, .count = (uint64_t)s->vocab * rows, .in = m->vocab, .out = m->vocabs};
+    struct kg_coll c = {.count = (uint64_t)s->vocab * rows, .in = m->vocab, .out = m->vocabs};
 
     m->k->product(m->team, &head, 1);
-    if (m->lost == KG_OK)
-        m->lost = m->comm_ops->all_gather(m->comm, &c);
+    meet(m, m->comm_ops->all_gather, &c);
     for (uint32_t p = 0; p < s->world && m->lost == KG_OK; p++) {
         uint32_t first = p * s->vocab;
         if (first >= m->c->vocab)

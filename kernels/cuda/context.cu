@@ -11,9 +11,16 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 
 static const uint64_t STAGE_BYTES = 4 << 20, STAGE_ALIGN = 16;
 static const uint32_t N_MARKS = 8;
+/* With work of others in the stream: launches between two looks at how far it is. A driver holds
+ * about a thousand before a launch waits in it, where nobody asks `meanwhile`. */
+static const uint32_t AHEAD = 256;
+static const uint32_t N_LOCKED = 16;
+static const uint32_t SPINS = 200; /* looks without a nap */
+static const int64_t NAP_NS = 20000, STOP_NS = 10000000000;
 
 enum mode {
     PLAIN,  /* operations are queued as they are called */
@@ -47,6 +54,16 @@ struct kg_cuda {
     cudaEvent_t marks[N_MARKS];
     const char *op;
     struct kg_error error; /* rc 0: none */
+    /* With work of others in the stream. */
+    int (*meanwhile)(void *ctx);
+    void *ctx;
+    cudaEvent_t here, ahead[2]; /* of a wait; every AHEAD launches in turn */
+    uint64_t launches;
+    int stuck; /* 1: that work did not end: nothing can be waited for or freed */
+    struct {
+        const char *p;
+        uint64_t bytes;
+    } locked[N_LOCKED]; /* page-locked memory that was handed out */
 };
 
 static struct kg_cuda *of(const struct kg_team *team)
@@ -100,9 +117,65 @@ int kg_launching(const struct kg_team *team)
     return of(team)->mode != FILL;
 }
 
+static int64_t now_ns(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+/* Waits for an event; 0: it failed, or is not to be waited for any longer. */
+static int await(struct kg_cuda *c, cudaEvent_t event)
+{
+    const struct timespec nap = {0, NAP_NS};
+
+    if (c->meanwhile == nullptr)
+        return !failed(c, cudaEventSynchronize(event));
+    for (uint32_t looks = 0; c->error.rc == 0; looks++) {
+        cudaError_t e = cudaEventQuery(event);
+
+        if (e == cudaSuccess)
+            return 1;
+        if (e != cudaErrorNotReady)
+            return !failed(c, e);
+        (void)cudaGetLastError(); /* not ready is no error to keep */
+        if (c->meanwhile(c->ctx) != 0)
+            keep(c, KG_EDEVICE, "a rank is lost");
+        if (looks > SPINS)
+            (void)nanosleep(&nap, nullptr);
+    }
+    return 0;
+}
+
+extern "C" void kg_cuda_drain(struct kg_cuda *c)
+{
+    const struct timespec nap = {0, NAP_NS};
+    int64_t until = now_ns() + STOP_NS;
+
+    if (c->meanwhile == nullptr || c->stuck || c->here == nullptr)
+        return;
+    if (enter(c) != cudaSuccess || cudaEventRecord(c->here, c->stream) != cudaSuccess)
+        return; /* a device that is lost has nothing to wait for */
+    while (!c->stuck && cudaEventQuery(c->here) == cudaErrorNotReady) {
+        (void)c->meanwhile(c->ctx);
+        c->stuck = now_ns() > until;
+        (void)nanosleep(&nap, nullptr);
+    }
+    (void)cudaGetLastError();
+}
+
 void kg_note(struct kg_team *team)
 {
-    (void)failed(of(team), cudaGetLastError());
+    struct kg_cuda *c = of(team);
+
+    if (failed(c, cudaGetLastError()) || c->meanwhile == nullptr || c->mode != PLAIN ||
+        ++c->launches % AHEAD != 0)
+        return;
+    uint64_t turn = c->launches / AHEAD;
+
+    if (!failed(c, cudaEventRecord(c->ahead[turn % 2], c->stream)) && turn > 1)
+        (void)await(c, c->ahead[(turn - 1) % 2]);
 }
 
 const struct kg_cuda_facts *kg_device(const struct kg_team *team)
@@ -128,7 +201,7 @@ static int turn(struct kg_cuda *c)
         return 0;
     c->half ^= 1;
     c->used = 0;
-    return !failed(c, cudaEventSynchronize(c->left[c->half]));
+    return await(c, c->left[c->half]);
 }
 
 const void *kg_stage_bytes(struct kg_team *team, const void *host, uint64_t bytes)
@@ -235,6 +308,11 @@ static int open_parts(struct kg_cuda *c, const struct kg_cuda_args *args, struct
         e = cudaEventCreateWithFlags(&c->left[i], cudaEventDisableTiming);
     for (uint32_t i = 0; i < N_MARKS && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&c->marks[i], cudaEventDefault);
+    c->meanwhile = args->meanwhile;
+    c->ctx = args->ctx;
+    cudaEvent_t *waits[3] = {&c->here, &c->ahead[0], &c->ahead[1]};
+    for (int i = 0; i < 3 && c->meanwhile != nullptr && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(waits[i], cudaEventDisableTiming);
     if (e != cudaSuccess)
         return kg_fail(err, e == cudaErrorMemoryAllocation ? KG_ENOMEM : KG_EDEVICE,
                        "CUDA device %d: staging memory of %llu bytes: %s", c->device,
@@ -290,8 +368,15 @@ extern "C" void kg_cuda_close(struct kg_cuda *c)
     if (c == nullptr)
         return;
     (void)cudaSetDevice(c->device);
+    kg_cuda_drain(c);
+    if (c->stuck) /* whatever is freed waits for the device */
+        return;
     if (c->stream != nullptr)
         (void)cudaStreamSynchronize(c->stream);
+    cudaEvent_t waits[3] = {c->here, c->ahead[0], c->ahead[1]};
+    for (int i = 0; i < 3; i++)
+        if (waits[i] != nullptr)
+            (void)cudaEventDestroy(waits[i]);
     for (uint32_t i = 0; i < c->n_graphs; i++)
         if (c->recordings[i].exec != nullptr)
             (void)cudaGraphExecDestroy(c->recordings[i].exec);
@@ -346,7 +431,7 @@ extern "C" int kg_cuda_alloc(struct kg_cuda *cuda, uint64_t bytes, void **p, str
 extern "C" void kg_cuda_free(struct kg_cuda *cuda, void *p)
 {
     cuda->op = "free";
-    if (!failed(cuda, enter(cuda)))
+    if (!cuda->stuck && !failed(cuda, enter(cuda)))
         (void)failed(cuda, cudaFree(p));
 }
 
@@ -360,14 +445,53 @@ extern "C" int kg_cuda_alloc_host(struct kg_cuda *cuda, uint64_t bytes, void **p
         e = cudaMallocHost(&q, bytes == 0 ? 1 : bytes);
     if (e != cudaSuccess)
         return answer(cuda, e, "page-locked host", bytes, err);
+    for (uint32_t i = 0; i < N_LOCKED; i++) {
+        if (cuda->locked[i].p != nullptr)
+            continue;
+        cuda->locked[i] = {static_cast<char *>(q), bytes};
+        break;
+    }
     *p = q;
     return KG_OK;
+}
+
+/* What is not known to be page-locked is taken for pageable. */
+static int is_locked(const struct kg_cuda *c, const void *p, uint64_t bytes)
+{
+    for (uint32_t i = 0; i < N_LOCKED; i++) {
+        uint64_t at = uint64_t(static_cast<const char *>(p) - c->locked[i].p);
+
+        if (c->locked[i].p != nullptr && static_cast<const char *>(p) >= c->locked[i].p &&
+            at <= c->locked[i].bytes && bytes <= c->locked[i].bytes - at)
+            return 1;
+    }
+    return 0;
 }
 
 extern "C" void kg_cuda_free_host(struct kg_cuda *cuda, void *p)
 {
     cuda->op = "free_host";
+    if (cuda->stuck)
+        return;
+    for (uint32_t i = 0; i < N_LOCKED; i++)
+        if (cuda->locked[i].p == p)
+            cuda->locked[i] = {};
     (void)failed(cuda, cudaFreeHost(p));
+}
+
+/* Waits for all that is queued, asking `meanwhile`. 0 as await; 1 in a step with a key, where
+ * nothing may wait. */
+static int settle(struct kg_cuda *c)
+{
+    if (c->mode != PLAIN)
+        return 1;
+    return !failed(c, cudaEventRecord(c->here, c->stream)) && await(c, c->here);
+}
+
+extern "C" void *kg_cuda_guest(struct kg_cuda *cuda)
+{
+    cuda->op = "collective";
+    return cuda->mode == FILL || cuda->error.rc != 0 ? nullptr : cuda->stream;
 }
 
 /* Nothing is queued by what is in the recording already, or after an error. */
@@ -396,7 +520,10 @@ extern "C" void kg_cuda_upload(struct kg_cuda *cuda, void *device, const void *h
 extern "C" void kg_cuda_download(struct kg_cuda *cuda, void *host, const void *device,
                                  uint64_t bytes)
 {
-    if (begin_copy(cuda, "download", bytes) && cuda->mode != FILL)
+    if (!begin_copy(cuda, "download", bytes) ||
+        (cuda->meanwhile != nullptr && !is_locked(cuda, host, bytes) && !settle(cuda)))
+        return;
+    if (cuda->mode != FILL)
         (void)failed(cuda,
                      cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, cuda->stream));
 }
@@ -418,7 +545,9 @@ extern "C" int kg_cuda_sync(struct kg_cuda *cuda, struct kg_error *err)
 {
     cudaError_t e = enter(cuda);
 
-    if (e == cudaSuccess)
+    if (e == cudaSuccess && cuda->meanwhile != nullptr)
+        (void)settle(cuda);
+    else if (e == cudaSuccess)
         e = cudaStreamSynchronize(cuda->stream);
     if (e == cudaSuccess)
         e = cudaGetLastError();

@@ -35,6 +35,15 @@ struct kg_cuda_args {
     uint32_t device;      /* ordinal */
     uint64_t stage_bytes; /* for the lists of one step (host arrays above); 0: 4 MiB */
     uint32_t n_graphs;    /* most recorded steps kept; 0: none */
+    /*
+     * Asked again and again while the host waits for the stream, when there is work of others in
+     * it that may never end (collectives); it may not use the context. 0: wait on. Anything else:
+     * that work is being stopped, and the wait ends with KG_EDEVICE kept. With it the host never
+     * waits inside the driver: few launches are ahead of the device, copies of pageable memory
+     * follow a wait. NULL: waits sleep in the driver.
+     */
+    int (*meanwhile)(void *ctx);
+    void *ctx;
 };
 
 struct kg_cuda_facts {
@@ -53,7 +62,11 @@ KG_CHECKED int kg_cuda_count(uint32_t *n, struct kg_error *err);
  * no code for; KG_ENOMEM. *cuda is set only on success. */
 KG_CHECKED int kg_cuda_open(const struct kg_cuda_args *args, struct kg_cuda **cuda,
                             struct kg_error *err);
-void kg_cuda_close(struct kg_cuda *cuda); /* waits; NULL is allowed */
+/* With `meanwhile`, before memory is freed: waits for the stream whatever became of the context,
+ * ten seconds at most; if it is not done then, all memory stays taken. */
+void kg_cuda_drain(struct kg_cuda *cuda);
+/* Waits; NULL is allowed. Where the work of others did not end, all memory stays taken. */
+void kg_cuda_close(struct kg_cuda *cuda);
 void kg_cuda_facts(const struct kg_cuda *cuda, struct kg_cuda_facts *facts);
 
 /* The table; never NULL. */
@@ -97,6 +110,10 @@ KG_CHECKED int kg_cuda_sync(struct kg_cuda *cuda, struct kg_error *err);
  */
 void kg_cuda_begin(struct kg_cuda *cuda, uint64_t key, uint32_t context);
 void kg_cuda_end(struct kg_cuda *cuda);
+
+/* The stream, a cudaStream_t, for work of others that is to run behind what was queued; NULL when
+ * it is not to be queued now: a recorded step has it already, or the context has failed. */
+void *kg_cuda_guest(struct kg_cuda *cuda);
 
 /* Nanoseconds between two moments of the stream; for step times. Marks 0..7. time: after a sync;
  * 0 when a mark was never set. */

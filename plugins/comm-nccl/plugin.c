@@ -139,6 +139,17 @@ static int nccl_poll(struct kg_comm *comm)
     return nccl_look(comm);
 }
 
+static int nccl_watch(struct kg_comm *comm, uint32_t channel, void *stream)
+{
+    if (!comm->sealed || channel >= comm->n_channels || stream == NULL)
+        return KG_EINVAL;
+    if (nccl_well(comm) != KG_OK)
+        return KG_EDEVICE;
+    if (comm->lib.cuda.context_set(comm->context) != CUDA_SUCCESS)
+        return nccl_lose(comm, "rank %u: its CUDA context is gone", comm->rank);
+    return nccl_track(comm, channel, stream);
+}
+
 static void nccl_abort(struct kg_comm *comm)
 {
     (void)nccl_lose(comm, "aborted by rank %u", comm->rank);
@@ -231,6 +242,7 @@ static const struct kg_comm_ops ops = {
     .abort = nccl_abort,
     .progress_dump = nccl_dump,
     .choose = nccl_choose,
+    .watch = nccl_watch,
 };
 
 static const struct kg_plugin plugin = {
@@ -242,7 +254,8 @@ static const struct kg_plugin plugin = {
     .name = "nccl",
     .version = KG_VERSION,
     .summary = "NCCL on device memory; loads it and the driver when the group is opened",
-    .caps = KG_COMM_CAP_CUDA, /* no FIXED_ORDER: NCCL adds in the order of its rings and trees */
+    .caps = KG_COMM_CAP_CUDA |
+            KG_COMM_CAP_GRAPHS, /* no FIXED_ORDER: NCCL adds in the order of its rings and trees */
     .opts = options,
     .conf_size = sizeof(struct nccl_conf),
     .metrics = metrics,

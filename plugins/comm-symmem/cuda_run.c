@@ -285,6 +285,28 @@ static int track(struct kg_comm *c, uint32_t channel, CUstream stream)
     return e == CUDA_SUCCESS ? KG_OK : failed(c, e, "a stream");
 }
 
+int symm_cuda_watch(struct kg_comm *c, uint32_t channel, void *stream)
+{
+    CUresult e = c->cuda->driver.context_set(c->cuda->context);
+
+    return e == CUDA_SUCCESS ? track(c, channel, stream) : failed(c, e, "its context");
+}
+
+/* A call in a caller's stream is late. poll may not wait: kernels are told to leave, and one of the
+ * next looks reads who they waited for. */
+static int late(struct kg_comm *c, uint32_t channel)
+{
+    struct symm_cuda_channel *ch = &c->cuda->chan[channel];
+    uint32_t peer = __atomic_load_n(&ch->word->peer, __ATOMIC_ACQUIRE);
+
+    symm_cuda_stop(c);
+    if (ch->late_ns == 0)
+        ch->late_ns = symm_now_ns();
+    if (peer == 0 && symm_now_ns() - ch->late_ns < STOP_NS)
+        return KG_OK;
+    return symm_lose(c, SYMM_LATE, peer > 0 ? peer - 1 : c->rank);
+}
+
 int symm_cuda_poll(struct kg_comm *c)
 {
     if (!c->sealed)
@@ -293,9 +315,10 @@ int symm_cuda_poll(struct kg_comm *c)
     for (uint32_t i = 0; i < c->n_channels; i++) {
         struct symm_cuda_channel *ch = &c->cuda->chan[i];
         CUresult bad = CUDA_SUCCESS;
-        if (drain(c, ch, &bad))
-            return symm_lose(c, SYMM_LATE, c->rank);
-        int rc = bad == CUDA_SUCCESS ? check_word(c, i) : failed(c, bad, "poll");
+        int is_late = drain(c, ch, &bad) || ch->late_ns != 0;
+        int rc = bad != CUDA_SUCCESS ? failed(c, bad, "poll")
+                 : is_late           ? late(c, i)
+                                     : check_word(c, i);
         if (rc != KG_OK)
             return rc;
     }

@@ -77,6 +77,7 @@ struct symm_cuda_channel {
     CUevent ring[SYMM_CUDA_RING];
     uint64_t since_ns[SYMM_CUDA_RING];
     uint32_t ring_from, ring_n;
+    uint64_t late_ns; /* when a call in a caller's stream was found late; 0: none was */
     struct symm_cuda_word *word; /* host memory */
     CUdeviceptr word_at;         /* the same, as the device sees it */
     uint64_t *counts;            /* [world] host memory, for the check of all_to_all */

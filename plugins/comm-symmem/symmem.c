@@ -173,7 +173,8 @@ static uint64_t symm_caps(const void *conf)
 
     if (c->memory == SYMM_HOST)
         return KG_COMM_CAP_FIXED_ORDER | KG_COMM_CAP_HOST;
-    return KG_COMM_CAP_CUDA | (may_multicast(c) ? KG_COMM_CAP_MULTICAST : KG_COMM_CAP_FIXED_ORDER);
+    return KG_COMM_CAP_CUDA | KG_COMM_CAP_GRAPHS |
+           (may_multicast(c) ? KG_COMM_CAP_MULTICAST : KG_COMM_CAP_FIXED_ORDER);
 }
 
 _Static_assert((int)SYMM_ALL_REDUCE == KG_COMM_ALL_REDUCE &&
@@ -430,6 +431,15 @@ static int symm_poll(struct kg_comm *comm)
     return rc;
 }
 
+#ifdef SYMM_WITH_CUDA
+static int symm_watch(struct kg_comm *comm, uint32_t channel, void *stream)
+{
+    if (comm->cuda == NULL || !comm->sealed || channel >= comm->n_channels || stream == NULL)
+        return KG_EINVAL;
+    return symm_well(comm) == KG_OK ? symm_cuda_watch(comm, channel, stream) : KG_EDEVICE;
+}
+#endif
+
 static void symm_abort(struct kg_comm *comm)
 {
     (void)symm_lose(comm, SYMM_ABORTED, comm->rank);
@@ -503,6 +513,9 @@ static const struct kg_comm_ops ops = {
     .progress_dump = symm_dump,
     .choose = symm_choose,
     .caps = symm_caps,
+#ifdef SYMM_WITH_CUDA
+    .watch = symm_watch,
+#endif
 };
 
 static const struct kg_plugin plugin = {
@@ -515,7 +528,8 @@ static const struct kg_plugin plugin = {
     .version = KG_VERSION,
     .summary = "symmetric memory: push, one-shot and two-shot over memory all ranks map",
 #ifdef SYMM_WITH_CUDA
-    .caps = KG_COMM_CAP_FIXED_ORDER | KG_COMM_CAP_HOST | KG_COMM_CAP_CUDA | KG_COMM_CAP_MULTICAST,
+    .caps = KG_COMM_CAP_FIXED_ORDER | KG_COMM_CAP_HOST | KG_COMM_CAP_CUDA | KG_COMM_CAP_GRAPHS |
+            KG_COMM_CAP_MULTICAST,
 #else
     .caps = KG_COMM_CAP_FIXED_ORDER | KG_COMM_CAP_HOST,
 #endif

@@ -221,6 +221,7 @@ void symm_cuda_close(struct kg_comm *c);
 char *symm_cuda_area(const struct kg_comm *c); /* this rank's, in addresses of the device */
 int symm_cuda_run(struct kg_comm *c, enum symm_op op, const struct kg_coll *coll);
 int symm_cuda_poll(struct kg_comm *c);
+int symm_cuda_watch(struct kg_comm *c, uint32_t channel, void *stream);
 void symm_cuda_stop(struct kg_comm *c); /* kernels in flight leave; any thread */
 
 /* collective.c: the five ops behind the checks, for arguments that are valid. */

@@ -54,7 +54,7 @@ static const struct kg_opt options[] = {
 
 #define CUDA_CAPS                                                                      \
     (KG_EXEC_CAP_VERIFY | KG_EXEC_CAP_LOGITS | KG_EXEC_CAP_VIEWS | KG_EXEC_CAP_ASYNC | \
-     KG_EXEC_CAP_CUDA)
+     KG_EXEC_CAP_CUDA | KG_EXEC_CAP_RANKS)
 /* Of exact math. Fast takes 16 rows of a prefill at once, where the cuts of the prompt allow it, so
  * its bits depend on cuts and differ from those of decoding; not on the batch. */
 #define CUDA_INVARIANT \
@@ -68,73 +68,110 @@ struct cuda_exec {
     struct kg_sampler sampler;
     struct kg_cuda_window *windows; /* [max_windows] of a call */
     uint32_t max_windows;
+    /* With other ranks; NULL else. */
+    const struct kg_comm_ops *comm_ops;
+    struct kg_comm *comm;
+    int sealed; /* collectives may be in the stream */
 };
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
+static struct kg_cuda *cuda_of(void *ctx)
+{
+    return ((struct cuda_exec *)ctx)->cuda;
+}
+
 static int mem_alloc(void *ctx, uint64_t bytes, void **p, struct kg_error *err)
 {
-    return kg_cuda_alloc(ctx, bytes, p, err);
+    return kg_cuda_alloc(cuda_of(ctx), bytes, p, err);
 }
 
 static void mem_free(void *ctx, void *p)
 {
-    kg_cuda_free(ctx, p);
+    kg_cuda_free(cuda_of(ctx), p);
 }
 
 static int mem_alloc_host(void *ctx, uint64_t bytes, void **p, struct kg_error *err)
 {
-    return kg_cuda_alloc_host(ctx, bytes, p, err);
+    return kg_cuda_alloc_host(cuda_of(ctx), bytes, p, err);
 }
 
 static void mem_free_host(void *ctx, void *p)
 {
-    kg_cuda_free_host(ctx, p);
+    kg_cuda_free_host(cuda_of(ctx), p);
 }
 
 static void mem_upload(void *ctx, void *dst, const void *host, uint64_t bytes)
 {
-    kg_cuda_upload(ctx, dst, host, bytes);
+    kg_cuda_upload(cuda_of(ctx), dst, host, bytes);
 }
 
 static void mem_download(void *ctx, void *host, const void *src, uint64_t bytes)
 {
-    kg_cuda_download(ctx, host, src, bytes);
+    kg_cuda_download(cuda_of(ctx), host, src, bytes);
 }
 
 static void mem_copy(void *ctx, void *dst, const void *src, uint64_t bytes)
 {
-    kg_cuda_copy(ctx, dst, src, bytes);
+    kg_cuda_copy(cuda_of(ctx), dst, src, bytes);
 }
 
 static void mem_fill(void *ctx, void *p, uint8_t byte, uint64_t bytes)
 {
-    kg_cuda_fill(ctx, p, byte, bytes);
+    kg_cuda_fill(cuda_of(ctx), p, byte, bytes);
 }
 
+/* An error of this rank's own: the others would wait for its collectives. */
 static int mem_sync(void *ctx, struct kg_error *err)
 {
-    return kg_cuda_sync(ctx, err);
+    struct cuda_exec *c = ctx;
+    int rc = kg_cuda_sync(c->cuda, err);
+
+    if (rc < 0 && c->sealed)
+        c->comm_ops->abort(c->comm);
+    return rc;
 }
 
 static void mem_begin(void *ctx, uint64_t key, uint32_t context)
 {
-    kg_cuda_begin(ctx, key, context);
+    kg_cuda_begin(cuda_of(ctx), key, context);
 }
 
+/* Collectives of a replayed step are seen by nobody: the whole of it is timed. */
 static void mem_end(void *ctx)
 {
-    kg_cuda_end(ctx);
+    struct cuda_exec *c = ctx;
+    void *stream;
+
+    kg_cuda_end(c->cuda);
+    stream = c->sealed ? kg_cuda_guest(c->cuda) : NULL;
+    if (stream != NULL)
+        (void)c->comm_ops->watch(c->comm, 0, stream); /* poll says what became of the group */
+}
+
+static void *mem_guest(void *ctx)
+{
+    struct cuda_exec *c = ctx;
+
+    return kg_cuda_guest(c->cuda);
+}
+
+/* While the host waits for the stream: a rank that is dead or stuck ends the wait. */
+static int meanwhile(void *ctx)
+{
+    struct cuda_exec *c = ctx;
+
+    return c->sealed && c->comm_ops->poll(c->comm) != KG_OK;
 }
 
 static void mem_mark(void *ctx, uint32_t mark)
 {
-    kg_cuda_mark(ctx, mark);
+    kg_cuda_mark(cuda_of(ctx), mark);
 }
 
 static uint64_t mem_time_ns(void *ctx)
 {
-    return kg_cuda_time_ns(ctx, 0, 1);
+    return kg_cuda_time_ns(cuda_of(ctx), 0, 1);
 }
 
 /* ---- draws ------------------------------------------------------------------------------- */
@@ -227,8 +264,12 @@ static int fill_sampler(struct cuda_exec *c, uint32_t max_seqs, struct kg_error 
 
 static void fill_memory(struct cuda_exec *c, const struct cuda_conf *conf)
 {
+    /* Steps with collectives are recorded where the collectives can be, and watched. */
+    int graphs =
+        conf->graphs > 0 && (c->comm == NULL || KG_HAS(c->comm_ops, struct kg_comm_ops, watch));
+
     c->memory = (struct kg_memory){
-        .ctx = c->cuda,
+        .ctx = c,
         .alloc = mem_alloc,
         .free = mem_free,
         .alloc_host = mem_alloc_host,
@@ -238,8 +279,9 @@ static void fill_memory(struct cuda_exec *c, const struct cuda_conf *conf)
         .copy = mem_copy,
         .fill = mem_fill,
         .sync = mem_sync,
-        .begin = conf->graphs > 0 ? mem_begin : NULL,
+        .begin = graphs ? mem_begin : NULL,
         .end = mem_end,
+        .guest = mem_guest,
         .mark = mem_mark,
         .time_ns = mem_time_ns,
     };
@@ -253,6 +295,8 @@ static void cuda_close(struct kg_exec *e)
     if (e == NULL)
         return;
     host = e->host;
+    if (c->cuda != NULL) /* what is freed waits in the driver */
+        kg_cuda_drain(c->cuda);
     kg_run_close(e);
     kg_team_destroy(e->team);
     kg_cuda_close(c->cuda);
@@ -260,16 +304,18 @@ static void cuda_close(struct kg_exec *e)
     host->free(host->ctx, c, sizeof(*c));
 }
 
-static int check_args(const struct kg_exec_open *args, struct kg_error *err)
+static int check_args(const struct cuda_conf *conf, const struct kg_exec_open *args,
+                      struct kg_error *err)
 {
     int rc = kg_run_check("exec-" CUDA_NAME, args, err);
 
     if (rc < 0)
         return rc;
-    if (args->world > 1)
+    if (args->world > 1 && conf->device != 0)
         return kg_fail(err, KG_ECONFIG,
-                       "[parallel] tp = %u: exec-" CUDA_NAME " computes on one device only",
-                       args->world);
+                       "[exec-" CUDA_NAME "] device = %u with [parallel] tp = %u: rank r computes "
+                       "on device r",
+                       conf->device, args->world);
     if (args->draft_path != NULL && args->draft_path[0] != '\0')
         return kg_fail(err, KG_ECONFIG,
                        "[model] draft: exec-" CUDA_NAME
@@ -280,9 +326,11 @@ static int check_args(const struct kg_exec_open *args, struct kg_error *err)
 static int load(struct cuda_exec *c, const struct cuda_conf *conf, const struct kg_exec_open *args,
                 struct kg_error *err)
 {
-    struct kg_cuda_args open = {.device = conf->device,
+    struct kg_cuda_args open = {.device = args->world > 1 ? args->rank : conf->device,
                                 .stage_bytes = (uint64_t)conf->stage_mib << 20,
-                                .n_graphs = conf->graphs};
+                                .n_graphs = conf->graphs,
+                                .meanwhile = args->comm != NULL ? meanwhile : NULL,
+                                .ctx = c};
     struct kg_run_args run = {
         .open = args, .memory = &c->memory, .rewind = conf->rewind, .caps = CUDA_CAPS};
     struct kg_cuda_facts facts;
@@ -303,14 +351,17 @@ static int load(struct cuda_exec *c, const struct cuda_conf *conf, const struct 
     (void)snprintf(c->e.kernels_text, sizeof(c->e.kernels_text), "%.70s, %u graphs", facts.name,
                    conf->graphs);
     rc = kg_team_create(c->e.threads, &c->e.team, err);
-    return rc < 0 ? rc : kg_run_open(&c->e, &run, err);
+    if (rc == KG_OK)
+        rc = kg_run_open(&c->e, &run, err);
+    c->sealed = rc == KG_OK && args->comm != NULL;
+    return rc;
 }
 
 static int cuda_open(const struct kg_host *host, const void *conf, const struct kg_exec_open *args,
                      struct kg_exec **exec, struct kg_error *err)
 {
     struct cuda_exec *c;
-    int rc = check_args(args, err);
+    int rc = check_args(conf, args, err);
 
     if (rc < 0)
         return rc;
@@ -320,6 +371,8 @@ static int cuda_open(const struct kg_host *host, const void *conf, const struct 
     memset(c, 0, sizeof(*c));
     c->e.host = host;
     c->e.name = "exec-" CUDA_NAME;
+    c->comm_ops = args->comm_ops;
+    c->comm = args->comm;
     rc = load(c, conf, args, err);
     if (rc < 0) {
         cuda_close(&c->e);
@@ -347,6 +400,8 @@ static const struct kg_exec_ops ops = {
     .profile = kg_run_profile,
     .now = kg_run_now_ns,
     .views = kg_run_views,
+    .messages = kg_run_messages,
+    .dealt = kg_run_dealt,
 };
 
 static const struct kg_plugin plugin = {
@@ -358,7 +413,7 @@ static const struct kg_plugin plugin = {
     .needs_minor = 3, /* all of kg_exec_open, of kg_result and of kg_exec_desc */
     .name = CUDA_NAME,
     .version = KG_VERSION,
-    .summary = "Kimi K3 and Kimi-Linear on one CUDA device; exact math has the bits of exec-cpu",
+    .summary = "Kimi K3 and Kimi-Linear on CUDA devices; exact math has the bits of exec-cpu",
     .caps = CUDA_CAPS | CUDA_INVARIANT, /* of exact math: describe says what an instance has */
     .opts = options,
     .conf_size = sizeof(struct cuda_conf),

@@ -7,7 +7,7 @@
  * a GPU (every later call on the device fails), and cudaGetErrorString gives its text.
  *
  * Environment, read once: KG_EMU_DEVICES (1), KG_EMU_MEMORY bytes per device (2 GiB),
- * KG_EMU_CAPABILITY ("9.0"), KG_EMU_CHECKS, letters of the switches below ("rplob").
+ * KG_EMU_CAPABILITY ("9.0"), KG_EMU_CHECKS, letters of the switches below ("rplobt").
  */
 #ifndef KEDGE_TESTS_EMU_EMU_H
 #define KEDGE_TESTS_EMU_EMU_H
@@ -22,6 +22,8 @@ enum kg_emu_checks {
     KG_EMU_LAZY = 4,     /* l: the stream runs no earlier than somebody waits for it */
     KG_EMU_BACKWARD = 8, /* b: blocks and threads start last first */
     KG_EMU_QUIET = 16,   /* o: faults are kept, not printed */
+    KG_EMU_THREADS = 32, /* t: a stream is a thread, so its work may wait for other ranks'; not
+                            with p; for streams made from then on */
 };
 
 /* For the whole process; not while work is queued. */
@@ -42,6 +44,17 @@ void kg_emu_lose_after(unsigned long long kernels);
 unsigned long long kg_emu_brought(void);
 /* Bytes allocated on all devices now. */
 unsigned long long kg_emu_bytes(void);
+
+/* For a driver that shares devices with the emulator (collectives of their own). */
+#define KG_EMU_SHARED __attribute__((visibility("default")))
+/* Runs fn on a copy of `bytes` at arg, in the order of a stream of the emulator's; while it is
+ * captured, whenever the graph is launched. */
+KG_EMU_SHARED void kg_emu_queue(void *stream, void (*fn)(void *arg), const void *arg,
+                                unsigned long long bytes);
+KG_EMU_SHARED int kg_emu_capturing(void *stream);
+/* Memory that somebody else mapped becomes device memory, until it is disowned. */
+KG_EMU_SHARED void kg_emu_adopt(void *p, unsigned long long bytes);
+KG_EMU_SHARED void kg_emu_disown(void *p);
 
 #ifdef __cplusplus
 }

@@ -35,7 +35,7 @@ struct memory {
     std::mutex lock;
     char *base = nullptr, *next = nullptr;
     std::map<uintptr_t, block> blocks;
-    std::map<uintptr_t, size_t> pinned;
+    std::map<uintptr_t, size_t> pinned, adopted;
     unsigned open = 0; /* kernels and copies at work */
 };
 
@@ -65,14 +65,19 @@ static const std::pair<const uintptr_t, block> *block_at(const void *p)
     return it == mem().blocks.begin() ? nullptr : &*std::prev(it);
 }
 
-static bool is_pinned(const void *p, size_t bytes)
+static bool is_in(const std::map<uintptr_t, size_t> &ranges, const void *p, size_t bytes)
 {
-    auto it = mem().pinned.upper_bound(reinterpret_cast<uintptr_t>(p));
+    auto it = ranges.upper_bound(reinterpret_cast<uintptr_t>(p));
 
-    if (it == mem().pinned.begin())
+    if (it == ranges.begin())
         return false;
     --it;
     return reinterpret_cast<uintptr_t>(p) + bytes <= it->first + it->second;
+}
+
+static bool is_pinned(const void *p, size_t bytes)
+{
+    return is_in(mem().pinned, p, bytes);
 }
 
 static void set_access(bool on)
@@ -148,12 +153,17 @@ static bool inside(const void *p, size_t bytes)
     const auto *b = block_at(p);
     uintptr_t a = reinterpret_cast<uintptr_t>(p);
 
-    return b != nullptr && b->second.live && a + bytes <= b->first + b->second.bytes;
+    return (b != nullptr && b->second.live && a + bytes <= b->first + b->second.bytes) ||
+           is_in(mem().adopted, p, bytes);
 }
 
 bool is_device(const void *p)
 {
-    return in_region(p);
+    if (in_region(p))
+        return true;
+    std::lock_guard<std::mutex> guard(mem().lock);
+
+    return is_in(mem().adopted, p, 0);
 }
 
 bool is_page_locked(const void *p, size_t bytes)
@@ -341,6 +351,20 @@ static cudaError_t release(void *p)
 }
 
 } // namespace emu
+
+extern "C" void kg_emu_adopt(void *p, unsigned long long bytes)
+{
+    std::lock_guard<std::mutex> guard(emu::mem().lock);
+
+    emu::mem().adopted[reinterpret_cast<uintptr_t>(p)] = size_t(bytes);
+}
+
+extern "C" void kg_emu_disown(void *p)
+{
+    std::lock_guard<std::mutex> guard(emu::mem().lock);
+
+    emu::mem().adopted.erase(reinterpret_cast<uintptr_t>(p));
+}
 
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {

@@ -1,13 +1,16 @@
 /* Devices, errors, copies, streams, events, graphs. */
 #include "tests/emu/runtime.h"
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "tests/emu/device.h"
@@ -24,7 +27,11 @@ struct graph {
 };
 
 struct stream {
-    std::deque<work> queue; /* KG_EMU_LAZY */
+    std::deque<work> queue; /* KG_EMU_LAZY; the worker's, with KG_EMU_THREADS */
+    std::thread worker;     /* the rest of these with KG_EMU_THREADS */
+    std::mutex lock;
+    std::condition_variable change;
+    bool busy = false, ending = false;
     std::unique_ptr<graph> capture;
     bool broken = false; /* the capture */
     int device = 0;
@@ -32,7 +39,7 @@ struct stream {
 
 struct event {
     uint64_t ns = 0;
-    unsigned long pending = 0; /* records not reached yet */
+    std::atomic<unsigned long> pending{0}; /* records not reached yet */
     bool recorded = false;
     stream *on = nullptr;
 };
@@ -59,6 +66,7 @@ static unsigned parse_checks(const char *letters)
              : *letters == 'l' ? KG_EMU_LAZY
              : *letters == 'b' ? KG_EMU_BACKWARD
              : *letters == 'o' ? KG_EMU_QUIET
+             : *letters == 't' ? KG_EMU_THREADS
                                : 0;
     return c;
 }
@@ -134,8 +142,43 @@ static cudaError_t state()
     return device_fault();
 }
 
+static void work_off(stream *s)
+{
+    std::unique_lock<std::mutex> guard(s->lock);
+
+    device = s->device;
+    for (;;) {
+        while (s->queue.empty() && !s->ending)
+            s->change.wait(guard);
+        if (s->queue.empty())
+            return;
+        work w = std::move(s->queue.front());
+
+        s->queue.pop_front();
+        s->busy = true;
+        guard.unlock();
+        w();
+        guard.lock();
+        s->busy = false;
+        s->change.notify_all();
+    }
+}
+
+static bool is_threaded(const stream *s)
+{
+    return s->worker.joinable();
+}
+
+/* Does what is queued, or waits for it. */
 static void run_stream(stream *s)
 {
+    if (is_threaded(s)) {
+        std::unique_lock<std::mutex> guard(s->lock);
+
+        while (!s->queue.empty() || s->busy)
+            s->change.wait(guard);
+        return;
+    }
     while (!s->queue.empty()) {
         work w = std::move(s->queue.front());
 
@@ -165,6 +208,11 @@ void queue(cudaStream_t s, work fn)
         fn();
     } else if (s->capture) {
         s->capture->nodes.push_back(std::move(fn));
+    } else if (is_threaded(s)) {
+        std::lock_guard<std::mutex> guard(s->lock);
+
+        s->queue.push_back(std::move(fn));
+        s->change.notify_all();
     } else if ((checks & KG_EMU_LAZY) != 0) {
         s->queue.push_back(std::move(fn));
     } else {
@@ -445,6 +493,8 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
     emu::stream *s = new emu::stream;
 
     s->device = emu::device;
+    if ((emu::checks & KG_EMU_THREADS) != 0)
+        s->worker = std::thread(emu::work_off, s);
     std::lock_guard<std::mutex> guard(all().lock);
     all().streams.insert(s);
     *stream = s;
@@ -460,6 +510,14 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
         std::lock_guard<std::mutex> guard(all().lock);
         all().streams.erase(stream);
     }
+    if (emu::is_threaded(stream)) {
+        {
+            std::lock_guard<std::mutex> guard(stream->lock);
+            stream->ending = true;
+            stream->change.notify_all();
+        }
+        stream->worker.join();
+    }
     delete stream;
     return cudaSuccess;
 }
@@ -471,8 +529,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
-    if (stream != nullptr && !stream->queue.empty())
-        return cudaErrorNotReady;
+    if (stream != nullptr) {
+        std::lock_guard<std::mutex> guard(stream->lock);
+        if (!stream->queue.empty() || stream->busy)
+            return cudaErrorNotReady;
+    }
     return emu::device_fault();
 }
 
@@ -615,6 +676,20 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 }
 
 /* ---- for tests ---------------------------------------------------------------------------- */
+
+extern "C" void kg_emu_queue(void *stream, void (*fn)(void *arg), const void *arg,
+                             unsigned long long bytes)
+{
+    auto kept = std::make_shared<std::vector<char>>(static_cast<const char *>(arg),
+                                                    static_cast<const char *>(arg) + bytes);
+
+    emu::queue(static_cast<cudaStream_t>(stream), [=]() { fn(kept->data()); });
+}
+
+extern "C" int kg_emu_capturing(void *stream)
+{
+    return static_cast<cudaStream_t>(stream)->capture != nullptr;
+}
 
 extern "C" void kg_emu_set_checks(unsigned checks)
 {

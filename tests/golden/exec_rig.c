@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-static uint32_t world = 1, ep = 1;
+static uint32_t world = 1, ep = 1, on_device;
 
 void xrig_set_ranks(int argc, char **argv)
 {
@@ -34,6 +34,31 @@ const char *xrig_sets(void)
 uint32_t xrig_world(void)
 {
     return world;
+}
+
+void xrig_on_device(uint32_t device)
+{
+#ifdef EXEC_CUDA_EMU
+    /* read when the plugin, and the driver of the collectives, are loaded */
+    (void)setenv("KG_EMU_DEVICES", "4", 1);
+    (void)setenv("KG_EMU_CHECKS", "ot", 1);
+    (void)setenv("KG_EMU_PLUGIN", EXEC_CUDA_EMU, 1);
+#endif
+    on_device = device;
+}
+
+uint32_t xrig_is_on_device(void)
+{
+    return on_device;
+}
+
+static const char *plugin_of(const struct xrig_options *o)
+{
+#ifdef EXEC_CUDA_EMU
+    if (on_device)
+        return EXEC_CUDA_EMU;
+#endif
+    return o->plugin != NULL ? o->plugin : EXEC_CPU;
 }
 
 static void *host_alloc(void *ctx, size_t bytes, size_t align)
@@ -87,7 +112,7 @@ static void set_option(const struct kg_plugin *p, void *conf, const char *name, 
             return;
         }
     }
-    fail_msg("exec-cpu has no option %s", name);
+    fail_msg("%s has no option %s", p->name, name);
 }
 
 int xrig_try_open(struct xrig *x, const struct xrig_options *o, const char *model_path,
@@ -113,7 +138,7 @@ int xrig_try_open(struct xrig *x, const struct xrig_options *o, const char *mode
     (void)snprintf(draft, sizeof(draft), "%s/%s", TEST_ROOT, o->draft != NULL ? o->draft : "");
     args.draft_path = o->draft != NULL ? draft : NULL;
     memset(x, 0, sizeof(*x));
-    x->so = dlopen(o->plugin != NULL ? o->plugin : EXEC_CPU, RTLD_NOW | RTLD_LOCAL);
+    x->so = dlopen(plugin_of(o), RTLD_NOW | RTLD_LOCAL | (on_device ? RTLD_NODELETE : 0));
     if (x->so == NULL)
         fail_msg("%s", dlerror());
     *(void **)&entry = dlsym(x->so, KG_PLUGIN_SYMBOL);
@@ -127,7 +152,10 @@ int xrig_try_open(struct xrig *x, const struct xrig_options *o, const char *mode
                                .now_ns = host_now};
     set_option(p, &conf, "math", o->math);
     set_option(p, &conf, "threads", o->threads);
-    set_option(p, &conf, "isa", o->isa);
+    if (on_device)
+        set_option(p, &conf, "graphs", 16);
+    else
+        set_option(p, &conf, "isa", o->isa);
     set_option(p, &conf, "rewind", o->rewind);
     return world > 1 ? xranks_open(x, &conf, &args, err)
                      : x->ops->open(&x->host, &conf, &args, &x->exec, err);

@@ -52,6 +52,10 @@ struct xrig {
  * blocks of experts, from here on. A rank may be left with padding only. */
 void xrig_set_ranks(int argc, char **argv);
 uint32_t xrig_world(void);
+/* 1: rigs from here on are of exec-cuda over the emulator, with as many devices as ranks and
+ * collectives on device memory, in place of exec-cpu; 0: exec-cpu. */
+void xrig_on_device(uint32_t device);
+uint32_t xrig_is_on_device(void);
 /* The same as "section.key=value ..." for a configuration, sequence-parallel from 20 rows on; "" of
  * one rank. */
 const char *xrig_sets(void);

@@ -22,6 +22,10 @@
     8ull /* uses a multicast object, where the devices have one; its \
             sums are in no order that is documented */
 
+/* Calls with a stream may be recorded into a graph and run again with it, on all ranks alike: watch()
+ * exists (since minor 2). */
+#define KG_COMM_CAP_GRAPHS 16ull
+
 struct kg_comm; /* one instance per rank; private to the plugin */
 
 /* Collectives by number (since minor 1). */
@@ -131,6 +135,10 @@ struct kg_comm_ops {
     /* Optional (since minor 2). Capability bits with these options; `conf` as at open. Absent:
      * those of the plugin. */
     uint64_t (*caps)(const void *conf);
+    /* Optional, KG_COMM_CAP_GRAPHS (since minor 2). What is in `stream` now counts as one call of
+     * the channel: poll() tells when it is not done within the time-out. For graphs, whose calls
+     * nobody sees. KG_EINVAL for a channel that cannot be, KG_EDEVICE. Device memory only. */
+    int (*watch)(struct kg_comm *comm, uint32_t channel, void *stream);
 };
 
 #endif

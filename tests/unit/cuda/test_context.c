@@ -1,6 +1,9 @@
 /* The context: devices that are not there, memory, lists on their way, recorded steps, errors. */
 #include "kit.h"
 
+#include <stdatomic.h>
+#include <time.h>
+
 /* Facts other than those of the environment, until the end of the test. */
 static void with_device(int devices, int major, int minor, unsigned long long bytes)
 {
@@ -362,6 +365,123 @@ static void marks_measure_the_stream(void **state)
     rig_close(&r);
 }
 
+/* Work of others in the stream, as a collective whose peer is gone. */
+struct guest {
+    atomic_int stop, asked, begun; /* begun: it is in the stream, asks count */
+    int obeys;                     /* 1: it stops when it is told, at the fourth ask */
+};
+
+static void hang(void *arg)
+{
+    const struct timespec nap = {.tv_nsec = 100000};
+    struct guest *g;
+
+    memcpy(&g, arg, sizeof(g));
+    while (!atomic_load(&g->stop))
+        (void)nanosleep(&nap, NULL);
+}
+
+static int ask(void *ctx)
+{
+    struct guest *g = ctx;
+    int lost = atomic_load(&g->begun) && atomic_fetch_add(&g->asked, 1) >= 3;
+
+    if (lost && g->obeys)
+        atomic_store(&g->stop, 1);
+    return lost;
+}
+
+static struct kg_cuda *open_with(struct guest *g)
+{
+    const struct kg_cuda_args args = {
+        .stage_bytes = 64 << 10, .n_graphs = 1, .meanwhile = ask, .ctx = g};
+    struct kg_cuda *cuda = NULL;
+    struct kg_error err;
+
+    kg_emu_set_checks(KG_EMU_THREADS);
+    if (kg_cuda_open(&args, &cuda, &err) < 0)
+        fail_msg("%s", err.text);
+    return cuda;
+}
+
+static void work_of_others_that_is_lost_ends_every_wait(void **state)
+{
+    (void)state;
+    for (int pageable = 0; pageable < 2; pageable++) {
+        struct guest g = {.obeys = 1}, *at = &g;
+        struct kg_cuda *cuda = open_with(&g);
+        struct kg_error err;
+        float host[4] = {0};
+        void *dev = NULL;
+
+        assert_int_equal(kg_cuda_alloc(cuda, sizeof(host), &dev, &err), KG_OK);
+        kg_cuda_begin(cuda, 1, 0);
+        assert_non_null(kg_cuda_guest(cuda)); /* recorded */
+        kg_cuda_end(cuda);
+        kg_cuda_begin(cuda, 1, 0);
+        assert_null(kg_cuda_guest(cuda)); /* the recording has it */
+        kg_cuda_end(cuda);
+        assert_int_equal(kg_cuda_sync(cuda, &err), KG_OK);
+        atomic_store(&g.begun, 1);
+        kg_emu_queue(kg_cuda_guest(cuda), hang, &at, sizeof(at));
+        if (pageable) { /* the driver would wait within the copy */
+            kg_cuda_download(cuda, host, dev, sizeof(host));
+            assert_true(atomic_load(&g.asked) > 3);
+        }
+        assert_int_equal(kg_cuda_sync(cuda, &err), KG_EDEVICE);
+        assert_non_null(strstr(err.text, "a rank is lost"));
+        assert_null(kg_cuda_guest(cuda));
+        kg_cuda_drain(cuda);
+        kg_cuda_free(cuda, dev);
+        kg_cuda_close(cuda);
+        assert_int_equal(kg_emu_bytes(), 0);
+    }
+}
+
+static void the_host_is_few_launches_ahead_of_work_of_others(void **state)
+{
+    struct guest g = {.obeys = 1}, *at = &g;
+    struct kg_cuda *cuda = open_with(&g);
+    const struct kg_kernels *k = kg_kernels_cuda(KG_MATH_EXACT);
+    struct kg_error err;
+    void *x = NULL;
+
+    (void)state;
+    assert_int_equal(kg_cuda_alloc(cuda, 64, &x, &err), KG_OK);
+    kg_cuda_fill(cuda, x, 0, 64);
+    assert_int_equal(kg_cuda_sync(cuda, &err), KG_OK);
+    atomic_store(&g.begun, 1);
+    kg_emu_queue(kg_cuda_guest(cuda), hang, &at, sizeof(at));
+    unsigned long long before = kg_emu_launches();
+    for (int i = 0; i < 4000; i++) /* none runs before the guest ends: a driver's queue is full */
+        k->add(kg_cuda_team(cuda), x, 16, x, 16, x, 16, 1, 16);
+    assert_int_equal(kg_cuda_sync(cuda, &err), KG_EDEVICE);
+    kg_cuda_drain(cuda);
+    unsigned long long ran = kg_emu_launches() - before;
+    assert_true(ran >= 256 && ran <= 768);
+    kg_cuda_free(cuda, x);
+    kg_cuda_close(cuda);
+}
+
+/* Takes ten seconds, and leaves memory behind: the last one, with KEDGE_FULL=1. */
+static void work_of_others_that_never_ends_keeps_its_memory(void **state)
+{
+    const char *full = getenv("KEDGE_FULL");
+    static struct guest g, *at = &g;
+    struct kg_error err;
+
+    (void)state;
+    if (full == NULL || full[0] != '1')
+        return;
+    struct kg_cuda *cuda = open_with(&g);
+    atomic_store(&g.begun, 1);
+    kg_emu_queue(kg_cuda_guest(cuda), hang, &at, sizeof(at));
+    assert_int_equal(kg_cuda_sync(cuda, &err), KG_EDEVICE);
+    kg_cuda_close(cuda);
+    assert_true(kg_emu_bytes() > 0);
+    atomic_store(&g.stop, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -381,6 +501,9 @@ int main(void)
         cmocka_unit_test_setup(the_first_error_stays_with_its_operation_and_later_ones_do_nothing,
                                plain_device),
         cmocka_unit_test_setup(marks_measure_the_stream, plain_device),
+        cmocka_unit_test_setup(work_of_others_that_is_lost_ends_every_wait, plain_device),
+        cmocka_unit_test_setup(the_host_is_few_launches_ahead_of_work_of_others, plain_device),
+        cmocka_unit_test_setup(work_of_others_that_never_ends_keeps_its_memory, plain_device),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -385,19 +385,60 @@ def a_simulated_group_says_how_its_shape_would_be_dealt():
 
 
 @case
-def a_backend_of_one_device_refuses_ranks_before_it_looks_for_the_device():
+def a_backend_of_devices_refuses_collectives_of_the_host_and_says_what_is_missing():
     r = subprocess.run([KEDGE, "plugins"], capture_output=True, text=True, timeout=60)
     if not re.search(r"\bcuda\b.*device", r.stdout):
         print("# skipped: exec-cuda was not built")
         return
-    for says, *more in (("[parallel] tp = 2: exec-cuda works in one rank only", "parallel.tp=2"),
-                        ("[parallel] tp = 2: exec-cuda works in one rank only", "parallel.tp=2", "parallel.ep=2"),
+    for says, *more in (("[comm-symmem] memory = host: the backend computes in device memory", "parallel.tp=2"),
+                        ("[comm-symmem] memory = cuda: no CUDA device", "parallel.tp=2", "comm-symmem.memory=cuda",
+                         "comm-symmem.driver=libcuda-not-here.so.1"),
                         ("[parallel] ep = 2 does not divide tp = 1", "parallel.tp=1", "parallel.ep=2")):
         args = []
         for s in ("plugins.exec=cuda", "plugins.comm=symmem", "model.path=/nowhere", *more):
             args += ["--set", s]
         r = subprocess.run([KEDGE, "check", *args], capture_output=True, text=True, timeout=60)
         assert r.returncode != 0 and says in r.stderr and "nowhere" not in r.stderr, r.stderr
+
+
+def emulated(*more):
+    """Arguments and environment of exec-cuda over the emulator with collectives on device memory."""
+    build = os.path.join(os.path.dirname(KEDGE), "tests")
+    plugin = os.path.join(build, "conformance/exec/exec-cuda-emu.so")
+    driver = os.path.join(build, "golden/emu_driver.so")
+    if not os.path.exists(plugin) or not os.path.exists(driver):
+        return None, None
+    args = ["-c", os.path.join(ROOT, "scripts/conf/tiny.ini")]
+    for s in ("plugins.exec=" + plugin, "plugins.comm=symmem", "comm-symmem.memory=cuda", "parallel.tp=2",
+              "comm-symmem.driver=" + driver, "exec-cuda-emu.threads=1", "engine.cost=off", *more):
+        args += ["--set", s]
+    return args, dict(os.environ, KG_EMU_DEVICES="2", KG_EMU_CHECKS="ot", KG_EMU_PLUGIN=plugin)
+
+
+def check_emulated(*more):
+    args, env = emulated(*more)
+    return args and subprocess.run([KEDGE, "check", *args], capture_output=True, text=True, timeout=120, env=env)
+
+
+@case
+def check_deals_a_model_to_devices_as_to_processes_of_the_host():
+    r = check_emulated("parallel.ep=2")
+    if r is None:
+        print("# skipped: no emulator")
+        return
+    assert r.returncode == 0, r.stderr
+    host = subprocess.run([KEDGE, "check", "-c", os.path.join(ROOT, "scripts/conf/tiny.ini"), "--set",
+                           "plugins.comm=symmem", "--set", "parallel.tp=2", "--set", "parallel.ep=2", "--set",
+                           "engine.cost=off"], capture_output=True, text=True, timeout=120)
+    assert host.returncode == 0, host.stderr
+    def told(text):
+        return re.findall(r"^ +(?:KDA heads|MLA heads|experts|vocabulary rows|a state|within) .*$", text, re.M)
+    assert told(r.stdout) == told(host.stdout) and len(told(r.stdout)) >= 5, (r.stdout, host.stdout)
+    r = check_emulated("exec-cuda-emu.device=1")
+    assert r.returncode != 0 and "[exec-cuda-emu] device = 1 with [parallel] tp = 2: rank r computes on device r" \
+        in r.stderr, r.stderr
+    r = check_emulated("parallel.symm_bytes=100k")
+    assert r.returncode != 0 and "symm_bytes" in r.stderr, r.stderr
 
 
 @case
