@@ -248,7 +248,7 @@ static void lose(int with, uint32_t decode, uint64_t timeout_ns)
     uint64_t begin = now_ns();
     assert_int_equal(kill(xranks_pid(&t->x, 1), with), 0);
     assert_int_equal(step(t, decode, &err), KG_EDEVICE);
-    assert_true(now_ns() - begin < 20000000000ull);
+    assert_true(now_ns() - begin < 60000000000ull);
     if (strstr(err.text, "rank 1") == NULL)
         fail_msg("\"%s\" does not name rank 1", err.text);
     assert_int_equal(step(t, decode, &err), KG_EDEVICE);
@@ -265,7 +265,7 @@ static void a_rank_that_is_lost_is_an_error_in_time(void **state)
     model = "models/k3-tiny";
     for (uint32_t decode = 0; decode < 2; decode++) {
         lose(SIGKILL, decode, 60000000000ull);
-        lose(SIGSTOP, decode, 3000000000ull);
+        lose(SIGSTOP, decode, 10000000000ull);
     }
 }
 

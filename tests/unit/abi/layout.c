@@ -331,7 +331,7 @@ AT(kg_coll, root, 40);
 AT(kg_coll, reserved, 44);
 AT(kg_coll, counts, 48);
 
-SIZE(kg_comm_ops, 128);
+SIZE(kg_comm_ops, 136);
 AT(kg_comm_ops, open, 8);
 AT(kg_comm_ops, close, 16);
 AT(kg_comm_ops, alloc_symm, 24);
@@ -347,6 +347,7 @@ AT(kg_comm_ops, abort, 96);
 AT(kg_comm_ops, progress_dump, 104);
 AT(kg_comm_ops, choose, 112);
 AT(kg_comm_ops, caps, 120);
+AT(kg_comm_ops, watch, 128);
 
 SIZE(kg_sched_req, 48);
 AT(kg_sched_req, priority, 4);
