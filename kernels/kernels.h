@@ -418,6 +418,14 @@ struct kg_kernels {
     void (*row_exp)(struct kg_team *team, float *y, size_t y_stride, const float *x,
                     size_t x_stride, const float *shift, uint32_t rows, uint32_t cols);
 
+    /* Rotates the last `dim` values of each of the n vectors of a row, which lie `width` apart:
+     * a = a cos - b sin, b = b cos + a sin, each of two rounded products. Pair i is (i, i + dim /
+     * 2) of the values or, interleaved, (2i, 2i + 1). x: (rows, n * width), cosines, sines:
+     * (rows, dim / 2). dim is even and <= width. */
+    void (*rope)(struct kg_team *team, float *x, size_t x_stride, uint32_t n, uint32_t width,
+                 const float *cosines, const float *sines, uint32_t rows, uint32_t dim,
+                 uint32_t interleave);
+
     /* Row r: row_bytes bytes from src + r * src_stride to dst + r * dst_stride; strides in bytes.
      * What is read and what is written do not overlap. */
     void (*copy)(struct kg_team *team, void *dst, size_t dst_stride, const void *src,

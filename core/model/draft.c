@@ -42,28 +42,44 @@ static void pack_all(struct kg_packer *p, struct kg_drafter *d, const struct kg_
     d->final_norm = kg_pack_vector(p, &k->final_norm);
     kg_pack_matrix(p, &d->w2, &k->w2);
     kg_pack_matrix(p, &d->confidence_w, &k->confidence_w);
-    d->w1 = k->w1;
-    if (k->w1.dtype == KG_F16) { /* looked up row by row where it lies, unless it must be turned */
-        d->w1.data = kg_pack_vector(p, &k->w1);
-        d->w1.dtype = KG_F32;
-    }
+    kg_pack_table(p, &d->w1, &k->w1);
+}
+
+static void *take(const struct kg_drafter *d, uint64_t bytes)
+{
+    return d->memory == NULL ? kg_model_alloc(d->host, bytes)
+                             : kg_memory_alloc(d->memory, d->host, bytes, KG_MODEL_ALIGN);
+}
+
+static void give(const struct kg_drafter *d, void *p, uint64_t bytes)
+{
+    if (d->memory == NULL)
+        kg_model_free(d->host, p, bytes);
+    else
+        kg_memory_free(d->memory, d->host, p, bytes);
 }
 
 static int pack(struct kg_drafter *d, const struct kg_draft_ckpt *k, struct kg_error *err)
 {
-    struct kg_packer p = {.host = d->host, .team = d->team};
+    struct kg_packer p = {.host = d->host, .team = d->pack_team, .memory = d->memory};
 
     pack_all(&p, d, k);
     if (p.rc < 0)
         return kg_fail(err, p.rc, "the weights of the drafter do not fit 64-bit sizes");
     d->sizes.weight_bytes = p.at;
-    p.mem = d->weight_mem = kg_model_alloc(d->host, p.at);
+    p.mem = d->weight_mem = take(d, p.at);
     if (p.mem == NULL)
         return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes of the drafter's weights",
                        (unsigned long long)p.at);
-    pack_all(&p, d, k);
-    if (p.rc < 0)
-        return kg_fail(err, p.rc, "packing the drafter's weights failed");
+    int rc = kg_pack_host(&p, &d->weight_list_bytes, err);
+    d->weight_lists = p.lists;
+    if (rc == KG_OK)
+        pack_all(&p, d, k);
+    if (rc == KG_OK && p.rc < 0)
+        rc = kg_fail(err, p.rc, "packing the drafter's weights failed");
+    int end = kg_pack_end(&p, rc == KG_OK ? err : NULL);
+    if (rc < 0 || end < 0)
+        return rc < 0 ? rc : end;
     kg_rope_rates(&d->c->rope, d->c->net.rope_dim, d->rates);
     if (d->c->confidence)
         kg_tensor_load_f32(&k->confidence_b, 0, 1, &d->confidence_b);
@@ -73,8 +89,10 @@ static int pack(struct kg_drafter *d, const struct kg_draft_ckpt *k, struct kg_e
 /* --- working memory --------------------------------------------------------------------------- */
 
 struct carver {
-    uint8_t *mem; /* NULL: plan */
-    uint64_t at;
+    uint8_t *mem;   /* NULL: plan */
+    uint8_t *lists; /* host block of a drafter on a device */
+    uint64_t at, lists_at;
+    int split; /* 1: lists are apart */
 };
 
 static void *carve(struct carver *v, uint64_t n, uint64_t bytes)
@@ -82,6 +100,17 @@ static void *carve(struct carver *v, uint64_t n, uint64_t bytes)
     void *at = v->mem == NULL ? NULL : v->mem + v->at;
 
     v->at += (n * bytes + 63) / 64 * 64;
+    return at;
+}
+
+/* Host memory. */
+static void *list(struct carver *v, uint64_t n, uint64_t bytes)
+{
+    void *at = v->lists == NULL ? NULL : v->lists + v->lists_at;
+
+    if (!v->split)
+        return carve(v, n, bytes);
+    v->lists_at += (n * bytes + 63) / 64 * 64;
     return at;
 }
 
@@ -107,7 +136,8 @@ static void carve_block(struct carver *v, const struct kg_drafter *d, struct kg_
     s->up = floats(v, rows, c->dense_inter);
     s->hidden = floats(v, rows, c->hidden);
     s->logits = floats(v, rows, c->vocab);
-    s->ids = carve(v, rows, sizeof(*s->ids));
+    s->lookups = carve(v, rows, sizeof(*s->lookups));
+    s->ids = v->split ? list(v, rows, sizeof(*s->ids)) : s->lookups;
 }
 
 static void carve_all(struct carver *v, const struct kg_drafter *d, struct kg_draft_scratch *s)
@@ -118,33 +148,50 @@ static void carve_all(struct carver *v, const struct kg_drafter *d, struct kg_dr
 
     s->cosines = floats(v, both, c->rope_dim / 2);
     s->sines = floats(v, both, c->rope_dim / 2);
+    s->near_cosines = v->split ? list(v, both, c->rope_dim / 2 * sizeof(float)) : s->cosines;
+    s->near_sines = v->split ? list(v, both, c->rope_dim / 2 * sizeof(float)) : s->sines;
     s->kv = floats(v, both, c->kv_lora + c->rope_dim);
     s->context = floats(v, d->context_rows, c->hidden);
     carve_block(v, d, s);
     s->head_in = floats(v, n, c->hidden + rank);
     s->before = floats(v, n, rank);
     s->bias = floats(v, n, rank == 0 ? 0 : c->vocab);
-    s->confidence = floats(v, n, 1);
-    s->active = carve(v, n, sizeof(*s->active));
-    s->row0 = carve(v, n, sizeof(*s->row0));
-    s->out0 = carve(v, n, sizeof(*s->out0));
-    s->seqs = carve(v, d->block_rows > n ? d->block_rows : n, sizeof(*s->seqs));
-    s->products = carve(v, c->mla_heads > 8 ? c->mla_heads : 8, sizeof(*s->products));
+    s->confidence = list(v, n, sizeof(float));
+    s->active = list(v, n, sizeof(*s->active));
+    s->row0 = list(v, n, sizeof(*s->row0));
+    s->out0 = list(v, n, sizeof(*s->out0));
+    s->seqs = list(v, d->block_rows > n ? d->block_rows : n, sizeof(*s->seqs));
+    s->products = list(v, c->mla_heads > 8 ? c->mla_heads : 8, sizeof(*s->products));
+}
+
+/* Where what the host draws from comes to. */
+static int take_near(struct kg_drafter *d, struct kg_error *err)
+{
+    uint64_t n = d->max_seqs, vocab = d->c->net.vocab;
+    void *p = NULL;
+    int rc = d->memory->alloc_host(d->memory->ctx, n * (vocab + 1) * sizeof(float), &p, err);
+
+    d->s.near_logits = p;
+    d->s.near_confidence = rc < 0 ? NULL : d->s.near_logits + n * vocab;
+    return rc;
 }
 
 static int take_scratch(struct kg_drafter *d, struct kg_error *err)
 {
-    struct carver v = {0};
+    struct carver v = {.split = d->memory != NULL};
 
     carve_all(&v, d, &d->s);
     d->sizes.scratch_bytes = v.at;
-    v = (struct carver){.mem = kg_model_alloc(d->host, v.at)};
-    d->scratch_mem = v.mem;
-    if (v.mem == NULL)
+    d->scratch_list_bytes = v.lists_at;
+    d->scratch_mem = take(d, v.at);
+    if (v.split)
+        d->scratch_lists = kg_model_alloc(d->host, v.lists_at);
+    if (d->scratch_mem == NULL || (v.split && d->scratch_lists == NULL))
         return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes to draft for %u sequences",
                        (unsigned long long)d->sizes.scratch_bytes, d->max_seqs);
+    v = (struct carver){.mem = d->scratch_mem, .lists = d->scratch_lists, .split = v.split};
     carve_all(&v, d, &d->s);
-    return KG_OK;
+    return d->memory == NULL ? KG_OK : take_near(d, err);
 }
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -167,6 +214,8 @@ int kg_drafter_open(const struct kg_drafter_args *a, struct kg_drafter **drafter
     d->host = a->host;
     d->k = a->kernels;
     d->team = a->team;
+    d->memory = a->memory;
+    d->pack_team = a->memory == NULL ? a->team : a->pack_team;
     d->target = a->target;
     d->c = c;
     d->max_seqs = a->max_seqs;
@@ -194,8 +243,12 @@ void kg_drafter_close(struct kg_drafter *d)
 {
     if (d == NULL)
         return;
-    kg_model_free(d->host, d->scratch_mem, d->sizes.scratch_bytes);
-    kg_model_free(d->host, d->weight_mem, d->sizes.weight_bytes);
+    if (d->s.near_logits != NULL)
+        d->memory->free_host(d->memory->ctx, d->s.near_logits);
+    give(d, d->scratch_mem, d->sizes.scratch_bytes);
+    give(d, d->weight_mem, d->sizes.weight_bytes);
+    kg_model_free(d->host, d->scratch_lists, d->scratch_list_bytes);
+    kg_model_free(d->host, d->weight_lists, d->weight_list_bytes);
     kg_model_free(d->host, d, sizeof(*d));
 }
 

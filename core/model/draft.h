@@ -31,7 +31,10 @@ struct kg_drafter; /* packed weights and working memory */
 struct kg_drafter_args {
     const struct kg_host *host;       /* memory; NULL takes it from libc */
     const struct kg_kernels *kernels; /* as the target's */
-    struct kg_team *team;             /* may be NULL: one thread */
+    struct kg_team *team;             /* of the table; may be NULL: one thread */
+    const struct kg_memory *memory;   /* of weights and working memory, as the target's; NULL: the
+                                         host */
+    struct kg_team *pack_team;        /* with `memory`: host threads for packing, or NULL */
     struct kg_model *target;          /* opened with this drafter's config; must outlive it */
     const struct kg_draft_ckpt *ckpt; /* must outlive the drafter: W1 is read there */
     uint32_t max_rows;                /* most rows of a pass of the target */
@@ -69,14 +72,19 @@ struct kg_draft_seq {
                               past / page_tokens on are written and hold nothing else */
     uint32_t tail;         /* page that holds the records of the tokens past / page_tokens *
                               page_tokens .. past - 1; not read when there are none */
+    uint32_t first; /* pages[past / page_tokens]; on a device only, where the host cannot read
+                       pages */
 };
 
 /* Runs the block of n_seqs <= max_seqs sequences. */
 void kg_drafter_begin(struct kg_drafter *drafter, const struct kg_model_units *units,
                       const struct kg_draft_seq *seqs, uint32_t n_seqs);
 /* Draft k, rising from 0, of the sequences whose n is above k: before[i] is the token before it, of
- * sequence i (k = 0: the anchor). Afterwards the two below answer for draft k. */
+ * sequence i (k = 0: the anchor). Afterwards the two below answer for draft k. On a device it waits
+ * for what they answer. */
 void kg_drafter_next(struct kg_drafter *drafter, uint32_t k, const uint32_t *before);
+/* KG_OK, or KG_EDEVICE once such a wait failed: the device is lost. */
+int kg_drafter_lost(const struct kg_drafter *drafter);
 /* Logits of draft k of sequence i (vocab), before temperature and filters. */
 const float *kg_drafter_logits(const struct kg_drafter *drafter, uint32_t i, uint32_t k);
 /*
@@ -85,19 +93,18 @@ const float *kg_drafter_logits(const struct kg_drafter *drafter, uint32_t i, uin
  * finite. cls: enum kg_draft_class. Same bits on every machine.
  */
 float kg_drafter_confidence(const struct kg_drafter *drafter, uint32_t i, uint32_t k, uint32_t cls);
-/* For tests: rows of the last block after the final norm, (hidden): of draft k of sequence i. */
+/* For tests on the host: rows of the last block after the final norm, (hidden): of draft k of
+ * sequence i. */
 const float *kg_drafter_hidden(const struct kg_drafter *drafter, uint32_t i, uint32_t k);
 
 /*
  * Rotation by position. Rates: radians per token of each of rope_dim / 2 pairs. Angles: cosines and
- * sines of one position, [rope_dim / 2] each, scaled as yarn says. Turn: rotates rope_dim values in
- * place. Score scale: what yarn multiplies the scale of attention with; 1 without it.
+ * sines of one position, [rope_dim / 2] each, scaled as yarn says. Score scale: what yarn
+ * multiplies the scale of attention with; 1 without it.
  */
 void kg_rope_rates(const struct kg_rope *rope, uint32_t rope_dim, double *rates);
 void kg_rope_angles(const struct kg_rope *rope, uint32_t rope_dim, const double *rates,
                     uint32_t position, float *cosines, float *sines);
-void kg_rope_turn(const struct kg_rope *rope, uint32_t rope_dim, const float *cosines,
-                  const float *sines, float *x);
 float kg_rope_score_scale(const struct kg_rope *rope);
 
 #endif

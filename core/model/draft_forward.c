@@ -3,7 +3,6 @@
 #include "kernels/exact.h"
 
 #include <math.h>
-#include <string.h>
 
 static void norm_rows(struct kg_drafter *d, float *y, const float *x, const float *w, uint32_t rows)
 {
@@ -16,18 +15,36 @@ static void angles(struct kg_drafter *d, uint32_t row, uint32_t position)
 {
     uint32_t dim = d->c->net.rope_dim;
 
-    kg_rope_angles(&d->c->rope, dim, d->rates, position, d->s.cosines + (size_t)row * (dim / 2),
-                   d->s.sines + (size_t)row * (dim / 2));
+    kg_rope_angles(&d->c->rope, dim, d->rates, position,
+                   d->s.near_cosines + (size_t)row * (dim / 2),
+                   d->s.near_sines + (size_t)row * (dim / 2));
 }
 
-/* Rotates the last rope_dim values of `n` vectors of a row, `width` apart. */
-static void turn(struct kg_drafter *d, uint32_t row, float *x, uint32_t width, uint32_t n)
+/* To a device: the angles of `rows` rows. */
+static void send_angles(struct kg_drafter *d, uint32_t rows)
 {
-    uint32_t dim = d->c->net.rope_dim;
+    uint64_t bytes = (uint64_t)rows * (d->c->net.rope_dim / 2) * sizeof(float);
 
-    for (uint32_t i = 0; i < n; i++)
-        kg_rope_turn(&d->c->rope, dim, d->s.cosines + (size_t)row * (dim / 2),
-                     d->s.sines + (size_t)row * (dim / 2), x + (size_t)(i + 1) * width - dim);
+    if (d->memory == NULL || bytes == 0)
+        return;
+    kg_memory_upload(d->memory, d->s.cosines, d->s.near_cosines, bytes);
+    kg_memory_upload(d->memory, d->s.sines, d->s.near_sines, bytes);
+}
+
+/* Rows of a table that the first n of s.ids name. */
+static void look_up(struct kg_drafter *d, float *y, const struct kg_tensor *t, uint32_t width,
+                    uint32_t n)
+{
+    if (d->memory != NULL)
+        kg_memory_upload(d->memory, d->s.lookups, d->s.ids, n * sizeof(*d->s.ids));
+    d->k->embed(d->team, y, width, t->data, t->dtype, width, d->s.lookups, n);
+}
+
+/* Rotates the last rope_dim values of `n` vectors of each row, `width` apart. */
+static void turn(struct kg_drafter *d, float *x, uint32_t width, uint32_t n, uint32_t rows)
+{
+    d->k->rope(d->team, x, (size_t)n * width, n, width, d->s.cosines, d->s.sines, rows,
+               d->c->net.rope_dim, d->c->rope.interleave);
 }
 
 static void set_pages(const struct kg_drafter *d, const struct kg_model_units *u, uint32_t layer,
@@ -60,8 +77,7 @@ static void write_records(struct kg_drafter *d, const struct kg_model_units *u, 
     d->k->product(d->team, &in, 1);
     d->k->rmsnorm(d->team, d->s.kv, width, d->s.kv, width, w->kv_a_norm, rows, c->kv_lora,
                   c->latent_eps);
-    for (uint32_t r = 0; r < rows; r++)
-        turn(d, r, d->s.kv + (size_t)r * width, width, 1);
+    turn(d, d->s.kv, width, 1, rows);
     set_pages(d, u, layer, &pages);
     d->k->page_write(d->team, &pages, d->s.kv, width, d->s.kv + c->kv_lora, width, d->s.seqs,
                      n_seqs);
@@ -69,11 +85,22 @@ static void write_records(struct kg_drafter *d, const struct kg_model_units *u, 
 
 /* --- context ---------------------------------------------------------------------------------- */
 
+/* Rows `from` .. of the features to row `to` below; what is read and written in a copy is apart. */
+static void move_rows(struct kg_drafter *d, float *features, uint32_t to, uint32_t from, uint32_t n)
+{
+    size_t width = (size_t)d->c->n_taps * d->c->target_hidden, bytes = width * sizeof(*features);
+
+    for (uint32_t at = 0, some; at < n && to != from; at += some) {
+        some = n - at < from - to ? n - at : from - to;
+        d->k->copy(d->team, features + (to + at) * width, bytes, features + (from + at) * width,
+                   bytes, bytes, some);
+    }
+}
+
 /* Moves the features of the rows that stay to the front and lists them; returns how many. */
 static uint32_t gather(struct kg_drafter *d, float *features, const struct kg_forward_seq *seqs,
                        const uint32_t *n_rows, uint32_t n_seqs, uint32_t *n_listed)
 {
-    size_t width = (size_t)d->c->n_taps * d->c->target_hidden;
     uint32_t rows = 0;
 
     *n_listed = 0;
@@ -81,9 +108,7 @@ static uint32_t gather(struct kg_drafter *d, float *features, const struct kg_fo
         const struct kg_forward_seq *q = &seqs[i];
         if (n_rows[i] == 0)
             continue;
-        if (rows != q->row0)
-            memmove(features + rows * width, features + q->row0 * width,
-                    n_rows[i] * width * sizeof(*features));
+        move_rows(d, features, rows, q->row0, n_rows[i]);
         d->s.seqs[(*n_listed)++] =
             (struct kg_mla_seq){.pages = q->pages, .row0 = rows, .n = n_rows[i], .past = q->past};
         for (uint32_t j = 0; j < n_rows[i]; j++)
@@ -105,6 +130,7 @@ void kg_drafter_inject(struct kg_drafter *d, const struct kg_model_units *units,
 
     if (rows == 0)
         return;
+    send_angles(d, rows);
     d->k->product(d->team, &fuse, 1);
     norm_rows(d, d->s.context, d->s.context, d->context_norm, rows);
     for (uint32_t l = 0; l < d->c->net.n_layers; l++)
@@ -117,16 +143,17 @@ void kg_drafter_inject(struct kg_drafter *d, const struct kg_model_units *units,
 static void copy_tail(struct kg_drafter *d, const struct kg_model_units *u,
                       const struct kg_draft_seq *q)
 {
+    const uint32_t *slots = u->slots != NULL ? u->slots : u->table[KG_PAGE];
     uint32_t tokens = u->layout.page_tokens, n = q->past % tokens;
-    uint32_t to = q->pages[q->past / tokens];
+    uint32_t to = d->memory != NULL ? q->first : q->pages[q->past / tokens];
 
     if (n == 0 || to == q->tail)
         return;
     for (uint32_t l = 0; l < d->c->net.n_layers; l++) {
         struct kg_pages p;
         set_pages(d, u, l, &p);
-        memcpy(p.base + p.table[to] * p.page_stride, p.base + p.table[q->tail] * p.page_stride,
-               n * p.token_stride);
+        kg_memory_copy(d->memory, p.base + slots[to] * p.page_stride,
+                       p.base + slots[q->tail] * p.page_stride, n * p.token_stride);
     }
 }
 
@@ -199,8 +226,7 @@ static void make_queries(struct kg_drafter *d, const struct kg_w_mla *w, uint32_
                       c->q_lora, c->latent_eps);
         d->k->product(d->team, &q_b, 1);
     }
-    for (uint32_t r = 0; r < rows; r++)
-        turn(d, r, d->s.q + (size_t)r * width, head, c->mla_heads);
+    turn(d, d->s.q, head, c->mla_heads, rows);
 }
 
 /* y[h] = w[h] x[h] for every head. */
@@ -270,15 +296,15 @@ static void block_layer(struct kg_drafter *d, const struct kg_model_units *u, ui
 void kg_drafter_begin(struct kg_drafter *d, const struct kg_model_units *units,
                       const struct kg_draft_seq *seqs, uint32_t n_seqs)
 {
-    const struct kg_tensor *embed = &d->target->embed;
     uint32_t width = d->c->net.hidden, rows, out = 0;
 
     d->seqs = seqs;
     d->n_seqs = n_seqs;
     rows = list_rows(d);
+    send_angles(d, rows);
     for (uint32_t i = 0; i < n_seqs; i++)
         copy_tail(d, units, &seqs[i]);
-    d->k->embed(d->team, d->s.x, width, embed->data, embed->dtype, width, d->s.ids, rows);
+    look_up(d, d->s.x, &d->target->embed, width, rows);
     for (uint32_t l = 0; l < d->c->net.n_layers; l++)
         block_layer(d, units, l, rows);
     for (uint32_t i = 0; i < n_seqs; i++) {
@@ -291,14 +317,24 @@ void kg_drafter_begin(struct kg_drafter *d, const struct kg_model_units *units,
 
 /* --- heads ------------------------------------------------------------------------------------ */
 
-const float *kg_drafter_logits(const struct kg_drafter *d, uint32_t i, uint32_t k)
+static float *logits_of(const struct kg_drafter *d, uint32_t i, uint32_t k)
 {
     return d->s.logits + ((size_t)d->s.out0[i] + k) * d->c->net.vocab;
+}
+
+const float *kg_drafter_logits(const struct kg_drafter *d, uint32_t i, uint32_t k)
+{
+    return d->memory == NULL ? logits_of(d, i, k) : d->s.near_logits + (size_t)i * d->c->net.vocab;
 }
 
 const float *kg_drafter_hidden(const struct kg_drafter *d, uint32_t i, uint32_t k)
 {
     return d->s.hidden + ((size_t)d->s.out0[i] + k) * d->c->net.hidden;
+}
+
+int kg_drafter_lost(const struct kg_drafter *d)
+{
+    return d->lost;
 }
 
 static void add_bias(struct kg_drafter *d, uint32_t k, uint32_t n)
@@ -308,26 +344,40 @@ static void add_bias(struct kg_drafter *d, uint32_t k, uint32_t n)
 
     d->k->product(d->team, &p, 1);
     for (uint32_t a = 0; a < n; a++) {
-        float *z = d->s.logits + ((size_t)d->s.out0[d->s.active[a]] + k) * vocab;
+        float *z = logits_of(d, d->s.active[a], k);
         d->k->add(d->team, z, vocab, z, vocab, d->s.bias + a * vocab, vocab, 1, (uint32_t)vocab);
     }
 }
 
+/* The answers, without b, come to s.out. */
 static void ask_confidence(struct kg_drafter *d, uint32_t k, uint32_t n)
 {
     size_t hidden = d->c->net.hidden, rank = d->c->confidence_markov ? d->c->markov_rank : 0;
+    size_t width = hidden + rank;
     float *in = d->s.head_in;
-    struct kg_product p = {&d->confidence_w, in, d->s.out, hidden + rank, 1, n};
+    struct kg_product p = {&d->confidence_w, in, d->s.out, width, 1, n};
 
-    for (uint32_t a = 0; a < n; a++) {
-        memcpy(in + a * (hidden + rank), kg_drafter_hidden(d, d->s.active[a], k),
-               hidden * sizeof(*in));
-        if (rank > 0)
-            memcpy(in + a * (hidden + rank) + hidden, d->s.before + a * rank, rank * sizeof(*in));
-    }
-    d->k->product(d->team, &p, 1);
     for (uint32_t a = 0; a < n; a++)
-        d->s.confidence[d->s.active[a]] = p.y[a] + d->confidence_b;
+        d->k->copy(d->team, in + a * width, 0, kg_drafter_hidden(d, d->s.active[a], k), 0,
+                   hidden * sizeof(*in), 1);
+    if (rank > 0)
+        d->k->copy(d->team, in + hidden, width * sizeof(*in), d->s.before, rank * sizeof(*in),
+                   rank * sizeof(*in), n);
+    d->k->product(d->team, &p, 1);
+}
+
+/* From a device: logits and confidences of draft k of the active sequences. */
+static void bring(struct kg_drafter *d, uint32_t k, uint32_t n)
+{
+    uint64_t bytes = (uint64_t)d->c->net.vocab * sizeof(float);
+
+    for (uint32_t a = 0; a < n; a++)
+        kg_memory_download(d->memory, d->s.near_logits + (size_t)d->s.active[a] * d->c->net.vocab,
+                           logits_of(d, d->s.active[a], k), bytes);
+    if (d->c->confidence)
+        kg_memory_download(d->memory, d->s.near_confidence, d->s.out, n * sizeof(float));
+    if (kg_memory_sync(d->memory, NULL) < 0)
+        d->lost = KG_EDEVICE;
 }
 
 void kg_drafter_next(struct kg_drafter *d, uint32_t k, const uint32_t *before)
@@ -343,11 +393,16 @@ void kg_drafter_next(struct kg_drafter *d, uint32_t k, const uint32_t *before)
     if (n == 0)
         return;
     if (rank > 0) {
-        d->k->embed(d->team, d->s.before, rank, d->w1.data, d->w1.dtype, rank, d->s.ids, n);
+        look_up(d, d->s.before, &d->w1, rank, n);
         add_bias(d, k, n);
     }
     if (d->c->confidence)
         ask_confidence(d, k, n);
+    if (d->memory != NULL)
+        bring(d, k, n);
+    const float *said = d->memory == NULL ? d->s.out : d->s.near_confidence;
+    for (uint32_t a = 0; a < n && d->c->confidence; a++)
+        d->s.confidence[d->s.active[a]] = said[a] + d->confidence_b;
 }
 
 float kg_drafter_confidence(const struct kg_drafter *d, uint32_t i, uint32_t k, uint32_t cls)

@@ -57,14 +57,3 @@ float kg_rope_score_scale(const struct kg_rope *r)
 
     return (float)(m * m);
 }
-
-void kg_rope_turn(const struct kg_rope *r, uint32_t dim, const float *c, const float *s, float *x)
-{
-    for (uint32_t i = 0; i < dim / 2; i++) {
-        float *a = r->interleave ? &x[2 * i] : &x[i];
-        float *b = r->interleave ? &x[2 * i + 1] : &x[i + dim / 2];
-        float u = *a, v = *b;
-        *a = u * c[i] - v * s[i];
-        *b = v * c[i] + u * s[i];
-    }
-}

@@ -122,6 +122,7 @@ struct kg_model_units {
     uint8_t *arena; /* KG_MODEL_ALIGN-aligned */
     struct kg_pool_layout layout;
     const uint32_t *table[KG_N_KINDS];
+    const uint32_t *slots; /* of pages: table[KG_PAGE] where the host reads it; NULL: the same */
 };
 
 /* Bytes of part `part` (0-based KDA layer number) of a state. */

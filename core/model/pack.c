@@ -463,27 +463,25 @@ static void layer(struct kg_packer *p, const struct kg_model *m, uint32_t l,
         mlp_part(p, &w->mlp, &t->mlp, m->split.dense0, m->c->dense_inter);
 }
 
-/* On the host the embedding is read row by row where it lies, unless its dtype must be converted.
- */
-static void embedding(struct kg_packer *p, struct kg_model *m, const struct kg_ckpt *ckpt)
+void kg_pack_table(struct kg_packer *p, struct kg_tensor *to, const struct kg_tensor *t)
 {
-    const struct kg_tensor *t = &ckpt->embed;
-
-    m->embed = *t;
+    *to = *t;
+    if (t->data == NULL)
+        return;
     if (t->dtype == KG_BF16 || t->dtype == KG_F32) {
         if (p->memory != NULL)
-            m->embed.data =
+            to->data =
                 send_tensor(p, t->data, (uint64_t)t->rows * t->cols * kg_dtype_bytes(t->dtype));
         return;
     }
-    m->embed.data = kg_pack_vector(p, &ckpt->embed);
-    m->embed.dtype = KG_F32;
+    to->data = kg_pack_vector(p, t);
+    to->dtype = KG_F32;
 }
 
 static void pack_all(struct kg_packer *p, struct kg_model *m, const struct kg_ckpt *ckpt)
 {
     p->at = 0;
-    embedding(p, m, ckpt);
+    kg_pack_table(p, &m->embed, &ckpt->embed);
     for (uint32_t l = 0; l < m->c->n_layers && p->rc == KG_OK; l++)
         layer(p, m, l, &ckpt->layers[l]);
     pack_rows(p, &m->lm_head, &ckpt->lm_head, m->split.vocab0, m->split.vocab);
@@ -514,15 +512,16 @@ int kg_model_pack_plan(struct kg_model *m, const struct kg_ckpt *ckpt, uint64_t 
     return KG_OK;
 }
 
-/* With a device: the window, and the block of lists. */
-static int take_host(struct kg_packer *p, struct kg_model *m, uint64_t total, struct kg_error *err)
+int kg_pack_host(struct kg_packer *p, uint64_t *list_bytes, struct kg_error *err)
 {
-    uint64_t window = total < WINDOW_BYTES ? total : WINDOW_BYTES;
+    uint64_t window = p->at < WINDOW_BYTES ? p->at : WINDOW_BYTES;
 
+    if (p->memory == NULL)
+        return KG_OK;
     p->window_bytes = p->largest > window ? p->largest : window;
-    m->weight_list_bytes = p->lists_at;
+    *list_bytes = p->lists_at;
     p->window = kg_model_alloc(p->host, p->window_bytes);
-    p->lists = m->weight_lists = kg_model_alloc(p->host, p->lists_at);
+    p->lists = kg_model_alloc(p->host, p->lists_at);
     if (p->window == NULL || p->lists == NULL)
         return kg_fail(err, KG_ENOMEM, "no host memory for %llu bytes of weights on their way",
                        (unsigned long long)(p->window_bytes + p->lists_at));
@@ -531,22 +530,19 @@ static int take_host(struct kg_packer *p, struct kg_model *m, uint64_t total, st
     return KG_OK;
 }
 
-static int pack_for_real(struct kg_packer *p, struct kg_model *m, const struct kg_ckpt *ckpt,
-                         struct kg_error *err)
+int kg_pack_end(struct kg_packer *p, struct kg_error *err)
 {
-    uint64_t total = p->at;
-    int rc = p->memory == NULL ? KG_OK : take_host(p, m, total, err);
+    int rc = KG_OK;
 
-    if (rc < 0)
-        return rc;
-    p->mem = m->weight_mem;
-    pack_all(p, m, ckpt);
-    if (p->rc < 0)
-        return kg_fail(err, p->rc, "packing the weights failed");
     if (p->memory == NULL)
         return KG_OK;
-    send_window(p, p->at);
-    return kg_memory_sync(p->memory, err);
+    if (p->rc == KG_OK && p->mem != NULL && p->window != NULL && p->lists != NULL) {
+        send_window(p, p->at);
+        rc = kg_memory_sync(p->memory, err);
+    }
+    kg_model_free(p->host, p->window, p->window_bytes);
+    p->window = NULL;
+    return rc;
 }
 
 int kg_model_pack(struct kg_model *m, const struct kg_ckpt *ckpt, struct kg_error *err)
@@ -563,7 +559,13 @@ int kg_model_pack(struct kg_model *m, const struct kg_ckpt *ckpt, struct kg_erro
     if (m->weight_mem == NULL)
         return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes of weights",
                        (unsigned long long)p.at);
-    int rc = pack_for_real(&p, m, ckpt, err);
-    kg_model_free(m->host, p.window, p.window_bytes);
-    return rc;
+    int rc = kg_pack_host(&p, &m->weight_list_bytes, err);
+    m->weight_lists = p.lists;
+    p.mem = m->weight_mem;
+    if (rc == KG_OK)
+        pack_all(&p, m, ckpt);
+    if (rc == KG_OK && p.rc < 0)
+        rc = kg_fail(err, p.rc, "packing the weights failed");
+    int end = kg_pack_end(&p, rc == KG_OK ? err : NULL);
+    return rc == KG_OK ? end : rc;
 }

@@ -28,6 +28,12 @@ struct kg_packer {
  * written but m->layers and other pointers of m, so give it a copy. */
 KG_CHECKED int kg_model_pack_plan(struct kg_model *m, const struct kg_ckpt *ckpt, uint64_t *bytes,
                                   uint64_t *zero_bytes);
+/* With a device, between planning and packing: takes the window and the block of lists, of
+ * *list_bytes, which is zeroed and the caller's (p->lists). KG_ENOMEM names the bytes. */
+KG_CHECKED int kg_pack_host(struct kg_packer *p, uint64_t *list_bytes, struct kg_error *err);
+/* With a device, behind the packing: the rest is sent, and there. The window is freed in any case.
+ */
+KG_CHECKED int kg_pack_end(struct kg_packer *p, struct kg_error *err);
 /* `bytes` of the block to be written now, 64-aligned; NULL while planning. Good until the next
  * room, or, without a device, for ever. */
 void *kg_pack_room(struct kg_packer *p, uint64_t bytes);
@@ -37,7 +43,11 @@ void *kg_pack_place(const struct kg_packer *p, void *room);
 void *kg_pack_list(struct kg_packer *p, uint64_t bytes);
 /* A small tensor as floats; NULL for a tensor the model does not have, and while planning. */
 float *kg_pack_vector(struct kg_packer *p, const struct kg_tensor *t);
-/* The same for elements first .. first + n - 1; zero beyond the end of the tensor. */
+/* A table of rows as they are, for lookups: of a host where the checkpoint has them. F16 becomes
+ * floats. */
+void kg_pack_table(struct kg_packer *p, struct kg_tensor *to, const struct kg_tensor *t);
+/* The same as kg_pack_vector for elements first .. first + n - 1; zero beyond the end of the
+ * tensor. */
 float *kg_pack_vector_part(struct kg_packer *p, const struct kg_tensor *t, uint32_t first,
                            uint32_t n);
 /* The (out, in) matrix whose first element is t[row0][col0]; zero beyond the end of the tensor. */

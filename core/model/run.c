@@ -222,6 +222,7 @@ int kg_run_bind(struct kg_exec *e, const struct kg_pool_layout *layout, struct k
         .arena = e->arena.bytes,
         .layout = *layout,
         .table = {e->arena.pages, e->arena.table[KG_STATE]},
+        .slots = e->arena.table[KG_PAGE],
     };
     e->bound = 1;
     return KG_OK;

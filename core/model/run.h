@@ -118,6 +118,7 @@ struct kg_run_drafting {
     struct kg_run_draft_run *runs; /* [max_seqs] */
     uint32_t *before;              /* [max_seqs] token before the next draft */
     uint32_t *saved;               /* [max_seqs][spare] page ids a block stands in for */
+    uint32_t *dev_pages;           /* device: [max_seqs][max_pages + spare] */
     uint32_t *tokens;              /* [max_seqs][block] by slot */
     float *q;                      /* [max_seqs][block][vocab] by slot: what they were drawn from */
     uint8_t *mem;

@@ -7,6 +7,10 @@
  * Drafting between two steps. No unit of the pool is written: a block lies in pages of the
  * backend's own, behind those of its sequence, and the records of the context that share its first
  * page are copied there. Drafts stay here, by slot, until the step that verifies them.
+ *
+ * On a device kernels read the page lists of a block from a copy made for it; logits of draft k of
+ * all sequences come back, the host draws, and the tokens go out again with draft k + 1. Nothing of
+ * it is recorded.
  */
 
 int kg_run_draft_load(struct kg_exec *e, const struct kg_exec_open *args, struct kg_error *err)
@@ -19,7 +23,9 @@ int kg_run_draft_open(struct kg_exec *e, struct kg_error *err)
 {
     struct kg_drafter_args args = {.host = e->host,
                                    .kernels = e->kernels,
-                                   .team = e->team,
+                                   .team = e->device_team,
+                                   .memory = e->memory,
+                                   .pack_team = e->team,
                                    .target = e->model,
                                    .ckpt = e->draft.ckpt,
                                    .max_rows = e->limits.max_rows,
@@ -46,6 +52,12 @@ uint64_t kg_run_draft_q_bytes(const struct kg_exec *e)
 {
     return (uint64_t)e->limits.max_seqs * e->draft.ckpt->config.block * e->limits.vocab *
            sizeof(*e->draft.q);
+}
+
+/* Entries of a sequence's list on a device, those of its block included. */
+static size_t listed(const struct kg_exec *e)
+{
+    return (size_t)e->slots.max_pages + e->draft.spare;
 }
 
 int kg_run_draft_bind(struct kg_exec *e, struct kg_error *err)
@@ -77,6 +89,12 @@ int kg_run_draft_bind(struct kg_exec *e, struct kg_error *err)
         return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes of draft probabilities",
                        (unsigned long long)d->q_bytes);
     d->q = q;
+    if (e->memory == NULL)
+        return KG_OK;
+    d->dev_pages =
+        kg_memory_alloc(e->memory, e->host, seqs * listed(e) * sizeof(*d->dev_pages), 64);
+    if (d->dev_pages == NULL)
+        return kg_fail(err, KG_ENOMEM, "no device memory for the page lists of drafts");
     return KG_OK;
 }
 
@@ -86,6 +104,9 @@ void kg_run_draft_unbind(struct kg_exec *e)
 
     if (d->q != NULL)
         (void)munmap(d->q, d->q_bytes);
+    if (e->memory != NULL)
+        kg_memory_free(e->memory, e->host, d->dev_pages, 0);
+    d->dev_pages = NULL;
     e->host->free(e->host->ctx, d->mem, d->bytes);
     d->q = NULL;
     d->mem = NULL;
@@ -138,6 +159,22 @@ static uint32_t allowed(const struct kg_exec *e, const struct kg_draft *d)
     return d->n < most ? d->n : most;
 }
 
+/* The list of a block where kernels read it: whole pages from the sequence's own, then the
+ * block's. */
+static const uint32_t *pages_of(struct kg_exec *e, const struct kg_run_slot *s, uint32_t slot,
+                                uint32_t i, uint32_t whole)
+{
+    uint32_t *to = e->draft.dev_pages + i * listed(e);
+
+    if (e->memory == NULL)
+        return s->pages;
+    if (whole > 0)
+        kg_memory_copy(e->memory, to, e->step.dev_pages + (size_t)slot * e->slots.max_pages,
+                       whole * sizeof(*to));
+    kg_memory_upload(e->memory, to + whole, s->pages + whole, e->draft.spare * sizeof(*to));
+    return to;
+}
+
 /* Puts the block's pages behind the sequence's whole ones; `run` remembers what was there. */
 static void begin_run(struct kg_exec *e, struct kg_draft *draft, uint32_t i, uint32_t n)
 {
@@ -159,8 +196,9 @@ static void begin_run(struct kg_exec *e, struct kg_draft *draft, uint32_t i, uin
     d->seqs[i] = (struct kg_draft_seq){.past = s->past,
                                        .anchor = s->history[s->past],
                                        .n = n,
-                                       .pages = s->pages,
-                                       .tail = d->saved[(size_t)i * d->spare]};
+                                       .pages = pages_of(e, s, draft->slot, i, whole),
+                                       .tail = d->saved[(size_t)i * d->spare],
+                                       .first = s->pages[whole]};
 }
 
 /* Draft k of one sequence: drawn as the target would draw at its position. */
@@ -216,6 +254,8 @@ static int check_drafts(const struct kg_exec *e, const struct kg_draft *drafts, 
 
     if (!e->bound || e->draft.drafter == NULL || e->step.waiting || n > e->limits.max_seqs)
         return KG_EINVAL;
+    if (e->lost)
+        return KG_EDEVICE;
     for (uint32_t i = 0; i < n; i++) {
         if (drafts[i].slot >= e->limits.max_seqs || drafts[i].n > e->limits.max_draft ||
             drafts[i].n > e->draft.ckpt->config.block)
@@ -263,10 +303,13 @@ int kg_run_draft(struct kg_exec *e, struct kg_draft *drafts, uint32_t n)
         kg_drafter_begin(d->drafter, &e->units, d->seqs, n_runs);
     for (d->k = 0; d->k < most; d->k++) {
         kg_drafter_next(d->drafter, d->k, d->before);
+        e->lost |= kg_drafter_lost(d->drafter) != KG_OK;
+        if (e->lost)
+            break;
         kg_team_run(e->team, draw_task, e, n_runs);
         keep_drafts(e, n_runs);
     }
     end_runs(e, n_runs);
     d->ns += kg_run_now_ns(e) - start;
-    return KG_OK;
+    return e->lost ? KG_EDEVICE : KG_OK;
 }

@@ -69,6 +69,7 @@ static int take_lists(struct bench *b, const struct kg_exec *e, uint32_t n_seqs,
         b->state_table[i] = i;
     b->units.table[KG_PAGE] = b->page_table;
     b->units.table[KG_STATE] = b->state_table;
+    b->units.slots = b->page_table;
     return KG_OK;
 }
 
@@ -272,7 +273,7 @@ int kg_run_profile_draft(struct kg_exec *e, uint32_t n_seqs, uint32_t n_tokens, 
     uint32_t block;
     int rc;
 
-    if (!e->bound || e->draft.drafter == NULL || e->step.waiting)
+    if (!e->bound || e->lost || e->draft.drafter == NULL || e->step.waiting)
         return KG_EINVAL;
     block = e->draft.ckpt->config.block;
     rows = (uint64_t)n_seqs * block;
@@ -285,21 +286,27 @@ int kg_run_profile_draft(struct kg_exec *e, uint32_t n_seqs, uint32_t n_tokens, 
         fill(&b, e, n_seqs, (uint32_t)rows, context);
         for (uint32_t i = 0; i < n_seqs; i++) {
             const struct kg_forward_seq *q = &b.seqs[i];
-            e->draft.seqs[i] =
-                (struct kg_draft_seq){.past = context,
-                                      .anchor = b.tokens[q->row0],
-                                      .n = n_tokens,
-                                      .pages = q->pages,
-                                      .tail = q->pages[context / e->arena.layout.page_tokens]};
+            uint32_t tail = q->pages[context / e->arena.layout.page_tokens];
+            e->draft.seqs[i] = (struct kg_draft_seq){.past = context,
+                                                     .anchor = b.tokens[q->row0],
+                                                     .n = n_tokens,
+                                                     .tail = tail,
+                                                     .first = tail};
         }
+        send_lists(&b, e);
+        for (uint32_t i = 0; i < n_seqs; i++)
+            e->draft.seqs[i].pages = b.seqs[i].pages;
         (void)run_draft(e, &b, e->draft.seqs, e->draft.before); /* warms caches, touches memory */
-        for (uint32_t i = 0; i < 5 && spent < LEAST_NS; i++) {
+        /* with several ranks as many runs on each, as in profile: they meet for the logits */
+        for (uint32_t i = 0; i < 5 && (spent < LEAST_NS || e->world > 1); i++) {
             uint64_t start = computed_ns(e);
             uint64_t took = run_draft(e, &b, e->draft.seqs, e->draft.before);
             spent += computed_ns(e) - start;
             best = took < best ? took : best;
         }
         *ns = best;
+        e->lost |= kg_drafter_lost(e->draft.drafter) != KG_OK;
+        rc = e->lost || kg_model_lost(e->model) != KG_OK ? KG_EDEVICE : KG_OK;
     }
     give_back(e, &b);
     return rc;

@@ -440,7 +440,7 @@ static int arrive(struct kg_exec *e, struct kg_error *err)
         return KG_EDEVICE;
     }
     finish(e);
-    s->took_ns = e->memory->time_ns(e->memory->ctx) + kg_run_now_ns(e) - start;
+    s->took_ns = e->memory->time_ns(e->memory->ctx) + kg_run_now_ns(e) - start + s->draft_ns;
     return KG_OK;
 }
 

@@ -524,6 +524,44 @@ static void row_exp(struct kg_team *team, float *y, size_t y_stride, const float
     rows_run(team, &t, cols, 8);
 }
 
+/* ---- rotation ------------------------------------------------------------------------------- */
+
+struct rope {
+    float *x;
+    const float *cosines, *sines;
+    size_t x_stride;
+    uint32_t n, width, dim, interleave;
+};
+
+static void rope_task(void *arg, uint32_t r, uint32_t member)
+{
+    const struct rope *a = arg;
+    size_t at = (size_t)r * (a->dim / 2);
+    const float *c = a->cosines + at, *s = a->sines + at;
+    uint32_t half = a->dim / 2, step = a->interleave ? 2 : 1, far = a->interleave ? 1 : half;
+
+    (void)member;
+    for (uint32_t v = 0; v < a->n; v++) {
+        float *y = a->x + r * a->x_stride + (size_t)(v + 1) * a->width - a->dim;
+
+        for (uint32_t i = 0; i < half; i++) {
+            float u = y[i * step], w = y[i * step + far];
+
+            y[i * step] = u * c[i] - w * s[i];
+            y[i * step + far] = w * c[i] + u * s[i];
+        }
+    }
+}
+
+static void rope(struct kg_team *team, float *x, size_t x_stride, uint32_t n, uint32_t width,
+                 const float *cosines, const float *sines, uint32_t rows, uint32_t dim,
+                 uint32_t interleave)
+{
+    struct rope a = {x, cosines, sines, x_stride, n, width, dim, interleave};
+
+    run_sized(team, rope_task, &a, rows, (uint64_t)rows * n * dim);
+}
+
 /* ---- copies --------------------------------------------------------------------------------- */
 
 struct copy {
@@ -553,7 +591,7 @@ static void copy(struct kg_team *team, void *dst, size_t dst_stride, const void 
     .rmsnorm_gated = rmsnorm_gated, .l2norm = l2norm, .add = add, .sigmoid = sigmoid,              \
     .mul_sigmoid = mul_sigmoid, .act = act, .kda_gate = kda_gate, .kda = ISA(kda),                 \
     .kda_replay = ISA(kda_replay), .page_write = ISA(page_write), .mla = ISA(mla), .route = route, \
-    .mix = mix, .row_stats = row_stats, .row_exp = row_exp, .copy = copy
+    .mix = mix, .row_stats = row_stats, .row_exp = row_exp, .rope = rope, .copy = copy
 
 static const struct kg_kernels tables[] = {
     [KG_MATH_EXACT] = {COMMON_OPS, .math = KG_MATH_EXACT, .state_dtype = KG_F32,

@@ -185,6 +185,35 @@ static void embed(struct kg_team *team, float *y, size_t y_stride, const void *t
                table, dtype, cols, ids);
 }
 
+/* A thread a pair. Roofline: 8 bytes read and written per pair, 8 of angles once per row. */
+static __global__ void rope_kernel(float *x, size_t x_stride, uint32_t n, uint32_t width,
+                                   const float *cosines, const float *sines, uint32_t rows,
+                                   uint32_t dim, uint32_t interleave)
+{
+    uint32_t half = dim / 2, p = blockIdx.x * blockDim.x + threadIdx.x, i = p % half;
+
+    if (p / half >= n)
+        return;
+    for (uint32_t r = blockIdx.y; r < rows; r += gridDim.y) {
+        float *y = x + r * x_stride + (size_t)(p / half + 1) * width - dim;
+        float *a = y + (interleave ? 2 * i : i), *b = interleave ? a + 1 : a + half;
+        float c = cosines[(size_t)r * half + i], s = sines[(size_t)r * half + i];
+        float u = *a, w = *b;
+
+        *a = u * c - w * s;
+        *b = w * c + u * s;
+    }
+}
+
+static void rope(struct kg_team *team, float *x, size_t x_stride, uint32_t n, uint32_t width,
+                 const float *cosines, const float *sines, uint32_t rows, uint32_t dim,
+                 uint32_t interleave)
+{
+    if (rows > 0 && n > 0 && dim > 1 && kg_op(team, "rope"))
+        KG_RUN(team, rope_kernel, dim3(up(n * (dim / 2), THREADS), least(rows, MAX_GRID_Y)),
+               THREADS, x, x_stride, n, width, cosines, sines, rows, dim, interleave);
+}
+
 template <class Unit>
 static __global__ void copy_kernel(char *dst, size_t dst_stride, const char *src, size_t src_stride,
                                    size_t units, uint32_t rows)
@@ -572,5 +601,6 @@ void kg_cuda_fill_rows(struct kg_kernels *k, enum kg_math math)
     k->mix = mix;
     k->row_stats = row_stats;
     k->row_exp = row_exp;
+    k->rope = rope;
     k->copy = copy;
 }

@@ -215,6 +215,29 @@ static void row_exp(struct kg_team *team, float *y, size_t y_stride, const float
             y[r * y_stride + c] = ref_exp(x[r * x_stride + c] - (shift == NULL ? 0.0f : shift[r]));
 }
 
+static void rope(struct kg_team *team, float *x, size_t x_stride, uint32_t n, uint32_t width,
+                 const float *cosines, const float *sines, uint32_t rows, uint32_t dim,
+                 uint32_t interleave)
+{
+    uint32_t half = dim / 2;
+
+    (void)team;
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t v = 0; v < n; v++) {
+            float *y = x + r * x_stride + (size_t)(v + 1) * width - dim;
+
+            for (uint32_t i = 0; i < half; i++) {
+                float *a = &y[interleave ? 2 * i : i], *b = &y[interleave ? 2 * i + 1 : i + half];
+                float c = cosines[(size_t)r * half + i], s = sines[(size_t)r * half + i];
+                float u = *a, w = *b;
+
+                *a = u * c - w * s;
+                *b = w * c + u * s;
+            }
+        }
+    }
+}
+
 static void copy(struct kg_team *team, void *dst, size_t dst_stride, const void *src,
                  size_t src_stride, size_t row_bytes, uint32_t rows)
 {
@@ -228,7 +251,7 @@ static void copy(struct kg_team *team, void *dst, size_t dst_stride, const void 
     .rmsnorm_gated = rmsnorm_gated, .l2norm = l2norm, .add = add, .sigmoid = sigmoid,           \
     .mul_sigmoid = mul_sigmoid, .act = act, .kda_gate = ref_kda_gate, .kda = ref_kda,           \
     .kda_replay = ref_kda_replay, .page_write = ref_page_write, .mla = ref_mla, .route = route, \
-    .mix = mix, .row_stats = row_stats, .row_exp = row_exp, .copy = copy
+    .mix = mix, .row_stats = row_stats, .row_exp = row_exp, .rope = rope, .copy = copy
 
 static const struct kg_kernels tables[] = {
     [KG_MATH_EXACT] = {COMMON_OPS, .math = KG_MATH_EXACT, .state_dtype = KG_F32,

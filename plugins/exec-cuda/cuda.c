@@ -316,10 +316,6 @@ static int check_args(const struct cuda_conf *conf, const struct kg_exec_open *a
                        "[exec-" CUDA_NAME "] device = %u with [parallel] tp = %u: rank r computes "
                        "on device r",
                        conf->device, args->world);
-    if (args->draft_path != NULL && args->draft_path[0] != '\0')
-        return kg_fail(err, KG_ECONFIG,
-                       "[model] draft: exec-" CUDA_NAME
-                       " runs no drafter; spec = ngram needs none, exec = cpu runs one");
     return KG_OK;
 }
 
@@ -399,7 +395,9 @@ static const struct kg_exec_ops ops = {
     .write = kg_run_write,
     .profile = kg_run_profile,
     .now = kg_run_now_ns,
+    .draft = kg_run_draft,
     .views = kg_run_views,
+    .profile_draft = kg_run_profile_draft,
     .messages = kg_run_messages,
     .dealt = kg_run_dealt,
 };
@@ -414,7 +412,8 @@ static const struct kg_plugin plugin = {
     .name = CUDA_NAME,
     .version = KG_VERSION,
     .summary = "Kimi K3 and Kimi-Linear on CUDA devices; exact math has the bits of exec-cpu",
-    .caps = CUDA_CAPS | CUDA_INVARIANT, /* of exact math: describe says what an instance has */
+    /* invariants of exact math: describe says what an instance has */
+    .caps = CUDA_CAPS | CUDA_INVARIANT | KG_EXEC_CAP_DRAFT,
     .opts = options,
     .conf_size = sizeof(struct cuda_conf),
     .ops = &ops,

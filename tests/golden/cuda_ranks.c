@@ -219,6 +219,14 @@ static void plain_experts(void **state)
     the_bits_of_exec_cpu_with_as_many_ranks(state);
 }
 
+static void drafts_of_a_drafter(void **state)
+{
+    model = "models/k3-tiny";
+    drafter = "models/k3-tiny-dspark";
+    the_bits_of_exec_cpu_with_as_many_ranks(state);
+    drafter = NULL;
+}
+
 static void mxfp4_experts(void **state)
 {
     model = "models/k3-tiny-mxfp4";
@@ -274,10 +282,11 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plain_experts),
+        cmocka_unit_test(drafts_of_a_drafter),
         cmocka_unit_test(mxfp4_experts),
         cmocka_unit_test(a_rank_that_is_lost_is_an_error_in_time),
     };
 
     xrig_set_ranks(argc, argv);
-    return _cmocka_run_group_tests("cuda_ranks", tests, xrig_world() > 1 ? 3 : 2, NULL, NULL);
+    return _cmocka_run_group_tests("cuda_ranks", tests, xrig_world() > 1 ? 4 : 3, NULL, NULL);
 }
