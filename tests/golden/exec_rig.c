@@ -11,12 +11,26 @@
 
 static uint32_t world = 1, ep = 1, on_device;
 
+void xrig_on_device(uint32_t device)
+{
+    on_device = device;
+    if (!device)
+        return;
+#ifdef EXEC_CUDA_EMU
+    /* read when the plugin, and the driver of the collectives, are loaded */
+    (void)setenv("KG_EMU_DEVICES", "4", 1);
+    (void)setenv("KG_EMU_CHECKS", "ot", 1);
+    (void)setenv("KG_EMU_PLUGIN", EXEC_CUDA_EMU, 1);
+#endif
+}
+
 void xrig_set_ranks(int argc, char **argv)
 {
     if (argc > 1)
         world = (uint32_t)strtoul(argv[1], NULL, 10);
     if (argc > 2)
         ep = (uint32_t)strtoul(argv[2], NULL, 10);
+    xrig_on_device(argc > 3 && strcmp(argv[3], "device") == 0);
 }
 
 const char *xrig_sets(void)
@@ -34,17 +48,6 @@ const char *xrig_sets(void)
 uint32_t xrig_world(void)
 {
     return world;
-}
-
-void xrig_on_device(uint32_t device)
-{
-#ifdef EXEC_CUDA_EMU
-    /* read when the plugin, and the driver of the collectives, are loaded */
-    (void)setenv("KG_EMU_DEVICES", "4", 1);
-    (void)setenv("KG_EMU_CHECKS", "ot", 1);
-    (void)setenv("KG_EMU_PLUGIN", EXEC_CUDA_EMU, 1);
-#endif
-    on_device = device;
 }
 
 uint32_t xrig_is_on_device(void)

@@ -48,8 +48,8 @@ struct xrig {
     uint64_t step, random;
 };
 
-/* Arguments of a test's main, [RANKS [EP]]: every rig is a group of so many ranks, with as many
- * blocks of experts, from here on. A rank may be left with padding only. */
+/* Arguments of a test's main, [RANKS [EP [device]]]: every rig is a group of so many ranks, with as
+ * many blocks of experts, from here on. A rank may be left with padding only. */
 void xrig_set_ranks(int argc, char **argv);
 uint32_t xrig_world(void);
 /* 1: rigs from here on are of exec-cuda over the emulator, with as many devices as ranks and

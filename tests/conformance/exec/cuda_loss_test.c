@@ -1,6 +1,7 @@
 /*
  * exec-cuda when the device has too little memory or is lost. The plugin is part of the program, so
- * the emulator can be asked how much is left and told when to fail. cuda_loss_test MODEL.
+ * the emulator can be asked how much is left and told when to fail. cuda_loss_test MODEL
+ * [DRAFTER].
  */
 #include "xc.h"
 
@@ -18,6 +19,7 @@ static int try_open(struct xc *x, struct kg_error *err)
 {
     struct kg_exec_open args = {.size = sizeof(args),
                                 .model_path = xc_model,
+                                .draft_path = xc_draft,
                                 .world = 1,
                                 .max_seqs = XC_SEQS,
                                 .max_rows = XC_ROWS,
@@ -148,12 +150,42 @@ static void a_device_lost_in_a_step_is_told_by_every_later_call(void **state)
     }
 }
 
+/* Within a draft: an error, and so is all that follows. */
+static void a_device_lost_in_a_draft_is_told_by_every_later_call(void **state)
+{
+    float survival[XC_DRAFT];
+    struct xc x;
+    struct xseq s;
+
+    (void)state;
+    if (xc_draft == NULL)
+        return;
+    for (uint32_t after = 1; after < 60; after += 29) { /* in the block, in a head */
+        xc_open(&x);
+        xseq_init(&x, &s, 0, 9, 3);
+        xc_generate(&x, &s, 64, 2);
+        struct kg_draft d = {.slot = 0, .n = XC_DRAFT, .survival = survival};
+        assert_int_equal(x.ops->draft(x.exec, &d, 1), KG_OK);
+        assert_int_equal(d.n, XC_DRAFT);
+        d.n = XC_DRAFT;
+        kg_emu_lose_after(after);
+        assert_int_equal(x.ops->draft(x.exec, &d, 1), KG_EDEVICE);
+        assert_int_equal(x.ops->draft(x.exec, &d, 1), KG_EDEVICE);
+        s.rows = 1;
+        lost(&x, &s);
+        xc_close(&x);
+        kg_emu_lose_after(0);
+        kg_emu_reset();
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(open_without_the_memory_says_so_and_leaves_nothing),
         cmocka_unit_test(bind_without_the_memory_says_so_and_close_leaves_nothing),
         cmocka_unit_test(a_device_lost_in_a_step_is_told_by_every_later_call),
+        cmocka_unit_test(a_device_lost_in_a_draft_is_told_by_every_later_call),
     };
 
     if (argc < 2)
@@ -162,5 +194,6 @@ int main(int argc, char **argv)
     xc_name = xc_plugin->name;
     xc_options = "math=exact threads=1 stage_mib=1";
     xc_model = argv[1];
+    xc_draft = argc > 2 ? argv[2] : NULL;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

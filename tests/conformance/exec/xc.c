@@ -4,6 +4,7 @@
 #include <string.h>
 
 const char *xc_name, *xc_options, *xc_model;
+const char *xc_draft;
 uint32_t xc_sample;
 const struct kg_plugin *xc_plugin;
 
@@ -136,6 +137,7 @@ void xc_open(struct xc *x)
     x->ops = p->ops;
     struct kg_exec_open args = {.size = sizeof(args),
                                 .model_path = xc_model,
+                                .draft_path = xc_draft,
                                 .world = 1,
                                 .max_seqs = XC_SEQS,
                                 .max_rows = XC_ROWS,

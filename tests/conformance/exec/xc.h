@@ -49,6 +49,8 @@ struct xseq {
 
 /* Names of the plugin under test, its options and model folder; from the command line. */
 extern const char *xc_name, *xc_options, *xc_model;
+/* Folder of a drafter; NULL for none. */
+extern const char *xc_draft;
 /* 1: a slow backend, of the longest cases a part is enough. */
 extern uint32_t xc_sample;
 /* The plugin itself where it is part of the program; NULL: found by name. */

@@ -230,6 +230,40 @@ static void embedding_copies_and_widens(void **state)
     rig_close(&r);
 }
 
+static void rope_has_the_bits_of_plain_c(void **state)
+{
+    static const uint32_t cases[][5] = {/* rows, vectors, width, dim, interleaved */
+                                        {1, 1, 2, 2, 0},
+                                        {3, 1, 80, 16, 0},
+                                        {5, 3, 24, 24, 1},
+                                        {70, 40, 48, 16, 0},
+                                        {9, 6, 19, 8, 1}};
+    struct rig r = rig_open(KG_MATH_EXACT, 0);
+    uint64_t s = 36;
+
+    (void)state;
+    for (size_t i = 0; i < N(cases); i++) {
+        const uint32_t *c = cases[i];
+        size_t stride = (size_t)c[1] * c[2] + 3, n = c[0] * stride, angles = c[0] * (c[3] / 2);
+        float *x = random_f(&s, n, 2), *co = random_f(&s, angles, 1), *si = random_f(&s, angles, 1);
+        float *dx = dev_copy(&r, x, n * 4), *dc = dev_copy(&r, co, angles * 4);
+        float *ds = dev_copy(&r, si, angles * 4);
+
+        r.ref->rope(NULL, x, stride, c[1], c[2], co, si, c[0], c[3], c[4]);
+        r.k->rope(r.team, dx, stride, c[1], c[2], dc, ds, c[0], c[3], c[4]);
+        float *got = host_copy(&r, dx, n * 4);
+        same_bits("rope", got, x, n);
+        free(got);
+        free(x);
+        free(co);
+        free(si);
+        kg_cuda_free(r.cuda, dx);
+        kg_cuda_free(r.cuda, dc);
+        kg_cuda_free(r.cuda, ds);
+    }
+    rig_close(&r);
+}
+
 static void copy_moves_rows_at_any_alignment(void **state)
 {
     static const uint32_t cases[][4] = {/* row_bytes, dst pad, src pad, offset */
@@ -384,6 +418,7 @@ int main(void)
         cmocka_unit_test(functions_have_the_bits_of_plain_c_over_all_floats),
         cmocka_unit_test(embedding_copies_and_widens),
         cmocka_unit_test(copy_moves_rows_at_any_alignment),
+        cmocka_unit_test(rope_has_the_bits_of_plain_c),
         cmocka_unit_test(mix_has_the_bits_of_plain_c),
         cmocka_unit_test(row_stats_have_the_bits_of_plain_c),
     };

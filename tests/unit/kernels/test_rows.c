@@ -366,6 +366,61 @@ static void copy_moves_rows_and_nothing_between_them(void **state)
     kg_team_destroy(team);
 }
 
+/* Against a product of complex numbers in double; what is not of the last `dim` values stays. */
+static void rope_turns_pairs_and_nothing_else(void **state)
+{
+    static const uint32_t cases[][5] = {/* rows, vectors, width, dim, interleaved */
+                                        {1, 1, 2, 2, 0},    {3, 1, 80, 16, 0}, {5, 3, 24, 24, 1},
+                                        {70, 4, 48, 16, 0}, {9, 6, 19, 8, 1},  {0, 2, 8, 4, 0}};
+    struct kg_team *team;
+    uint64_t s = 28;
+
+    (void)state;
+    assert_int_equal(kg_team_create(2, &team, NULL), KG_OK);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        uint32_t rows = cases[i][0], n = cases[i][1], width = cases[i][2], dim = cases[i][3];
+        uint32_t half = dim / 2, inter = cases[i][4];
+        size_t stride = (size_t)n * width + 3, all = rows * stride;
+        float *x = random_f(&s, all + 1, 2), *first = take_f(all + 1), *y = take_f(all + 1);
+        float *c = take_f(rows * half + 1), *si = take_f(rows * half + 1);
+
+        for (size_t k = 0; k < (size_t)rows * half; k++) {
+            c[k] = cosf((float)k);
+            si[k] = sinf((float)k);
+        }
+        for (EACH_TABLE(t)) {
+            memcpy(y, x, all * sizeof(*y));
+            t.k->rope(team, y, stride, n, width, c, si, rows, dim, inter);
+            for (size_t at = 0; at < all; at++) {
+                size_t r = at / stride, in_row = at % stride, v = in_row % width;
+                if (in_row >= (size_t)n * width || v < width - dim) {
+                    assert_true(y[at] == x[at]);
+                    continue;
+                }
+                uint32_t e = (uint32_t)(v - (width - dim));
+                uint32_t pair = inter ? e / 2 : e % half, second = inter ? e % 2 : e >= half;
+                size_t far = inter ? 1 : half, a = second ? at - far : at, b = a + far;
+                double co = c[r * half + pair], sn = si[r * half + pair];
+                double want = second ? x[b] * co + x[a] * sn : x[a] * co - x[b] * sn;
+                assert_true(fabs(y[at] - want) <= 1e-6);
+            }
+            if (t.k == kg_kernels_ref(t.k->math) && t.k->math == KG_MATH_EXACT)
+                memcpy(first, y, all * sizeof(*y));
+        }
+        for (EACH_TABLE(t)) {
+            memcpy(y, x, all * sizeof(*y));
+            t.k->rope(NULL, y, stride, n, width, c, si, rows, dim, inter);
+            same_bits(t.k->name, y, first, all);
+        }
+        free(x);
+        free(first);
+        free(y);
+        free(c);
+        free(si);
+    }
+    kg_team_destroy(team);
+}
+
 static void mix_is_the_softmax_of_normed_scores(void **state)
 {
     uint64_t s = 24;
@@ -481,6 +536,7 @@ int main(void)
         cmocka_unit_test(small_and_large_arguments_keep_their_precision),
         cmocka_unit_test(embedding_copies_and_widens),
         cmocka_unit_test(copy_moves_rows_and_nothing_between_them),
+        cmocka_unit_test(rope_turns_pairs_and_nothing_else),
         cmocka_unit_test(mix_is_the_softmax_of_normed_scores),
         cmocka_unit_test(row_stats_find_max_first_index_sum_and_bad_values),
     };
