@@ -38,15 +38,15 @@ static void it_claims_what_its_math_keeps(void **state)
     xc_close(&x);
 }
 
-/* Prefills 36 tokens: `single` of them one by one, then up to `cut`, then the rest. */
+/* Prefills 20 tokens: `single` of them one by one, then up to `cut`, then the rest. */
 static void prefill(struct xc *x, struct xseq *s, uint32_t slot, uint32_t single, uint32_t cut)
 {
-    xseq_init(x, s, slot, 36, 11);
+    xseq_init(x, s, slot, 20, 11);
     while (s->past < single)
         xc_one(x, s, 1);
     if (cut > s->past)
         xc_one(x, s, cut - s->past);
-    xc_one(x, s, 36 - s->past);
+    xc_one(x, s, 20 - s->past);
 }
 
 static int is_same_state(struct xc *x, const struct xseq *a, const struct xseq *b)
@@ -68,7 +68,7 @@ static void cuts_of_a_prefill_keep_bits_where_they_may(void **state)
         open_as(&x, fast ? FAST : EXACT);
         prefill(&x, &s[0], 0, 0, 0);
         prefill(&x, &s[1], 1, 0, 16);
-        prefill(&x, &s[2], 2, 0, 24);
+        prefill(&x, &s[2], 2, 0, 8);
         prefill(&x, &s[3], 3, 1, 16); /* as decoding would leave them */
         xc_assert_same(&x, &s[0], &s[1]);
         assert_int_equal(is_same_state(&x, &s[0], &s[2]), !fast);
