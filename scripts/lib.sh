@@ -106,6 +106,10 @@ build() {
         }
     fi
     if [ ${#build_suites[@]} -gt 0 ]; then
+        ninja -C "$dir" build.ninja >"$log" 2>&1 || { # its list of tests may be an older one
+            cat "$log" >&2
+            return 1
+        }
         mapfile -t targets < <(scripts/test-targets "$dir" "${build_suites[@]}")
     fi
     ninja -C "$dir" "${targets[@]}" >"$log" 2>&1 || {
