@@ -212,8 +212,10 @@ static void built_ins_are_verified_like_files(void **state)
     assert_null(kg_plugin_builtin(KG_KIND_TIER, "self"));
 }
 
-static bool may_be_missing(uint32_t kind, size_t offset)
+static bool may_be_missing(const struct kg_plugin *plugin, size_t offset)
 {
+    uint32_t kind = plugin->kind;
+
     return (kind == KG_KIND_EXEC && (offset == offsetof(struct kg_exec_ops, profile_draft) ||
                                      offset == offsetof(struct kg_exec_ops, messages) ||
                                      offset == offsetof(struct kg_exec_ops, dealt))) ||
@@ -221,7 +223,9 @@ static bool may_be_missing(uint32_t kind, size_t offset)
                                      offset == offsetof(struct kg_pool_ops, classes))) ||
            (kind == KG_KIND_SPEC && offset == offsetof(struct kg_spec_ops, want)) ||
            (kind == KG_KIND_COMM && (offset == offsetof(struct kg_comm_ops, choose) ||
-                                     offset == offsetof(struct kg_comm_ops, caps)));
+                                     offset == offsetof(struct kg_comm_ops, caps) ||
+                                     (offset == offsetof(struct kg_comm_ops, watch) &&
+                                      (plugin->caps & KG_COMM_CAP_GRAPHS) == 0)));
 }
 
 /* Whatever op is taken out of a whole table, the plugin is refused: mandatory ones because they
@@ -235,6 +239,7 @@ static void no_op_of_any_kind_may_be_missing(void **state)
         {KG_KIND_POOL, PLUGINS, "unified"}, {KG_KIND_SCHED, PLUGINS, "fcfs"},
         {KG_KIND_SPEC, FIXTURES, "good"},   {KG_KIND_COMM, "", "self"},
         {KG_KIND_EXEC, PLUGINS, "null"},    {KG_KIND_TIER, "", "mem"},
+        {KG_KIND_COMM, PLUGINS, "symmem"},
     };
     struct kg_plugin_ref ref;
     struct kg_error err;
@@ -252,7 +257,7 @@ static void no_op_of_any_kind_may_be_missing(void **state)
             memcpy(table, copy.ops, size);
             memset(table + at, 0, sizeof(void *));
             copy.ops = table;
-            if (may_be_missing(copy.kind, at))
+            if (may_be_missing(&copy, at))
                 continue;
             if (kg_plugin_verify(&copy, copy.kind, copy.name, "copy", &err) != KG_EABI)
                 fail_msg("%s without the op at %zu was taken", copy.name, at);
