@@ -17,24 +17,29 @@ extern char **environ;
 /* Those that end a program and leave it a moment to put things away. They are held back while there
  * is a folder, so that nobody needs a handler, which could tell the rest of the program of them only
  * through a global: whoever waits for a run looks whether one is pending, and kg_runs_drop lets it
- * through. */
+ * through. One that is ignored, SIGHUP under nohup, would be pending too when held back, and ends
+ * nothing: it is not among them. */
 static sigset_t endings(void)
 {
+    static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction is;
     sigset_t set;
 
     (void)sigemptyset(&set);
-    (void)sigaddset(&set, SIGINT);
-    (void)sigaddset(&set, SIGTERM);
-    (void)sigaddset(&set, SIGHUP);
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        if (sigaction(ends[i], NULL, &is) == 0 && is.sa_handler != SIG_IGN) {
+            (void)sigaddset(&set, ends[i]);
+        }
+    }
     return set;
 }
 
 int kg_runs_told(void)
 {
-    sigset_t set;
+    sigset_t set = endings(), pending, both;
 
-    return sigpending(&set) == 0 && (sigismember(&set, SIGINT) || sigismember(&set, SIGTERM) ||
-                                     sigismember(&set, SIGHUP));
+    return sigpending(&pending) == 0 && sigandset(&both, &set, &pending) == 0 &&
+           !sigisemptyset(&both);
 }
 
 /* In the child. Whoever started it may be killed or interrupted: then this ends, too. */
@@ -42,8 +47,8 @@ static void become(const char *const words[], const int fds[2], pid_t parent)
 {
     sigset_t set = endings();
 
-    if (sigprocmask(SIG_UNBLOCK, &set, NULL) == 0 && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == parent && dup2(fds[0], 1) == 1 &&
-        dup2(fds[1], 2) == 2) {
+    if (sigprocmask(SIG_UNBLOCK, &set, NULL) == 0 && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 &&
+        getppid() == parent && dup2(fds[0], 1) == 1 && dup2(fds[1], 2) == 2) {
         (void)execve("/proc/self/exe", (char *const *)words, environ);
     }
     _exit(127);

@@ -347,6 +347,20 @@ def replays_end_with_the_command_that_started_them():
         assert seen, "the replay outlived the command"
 
 
+def first_run(tmp, trace, hangup, *words):
+    """A command whose first replay runs, with a descriptor that tells the replay's end. hangup: what SIGHUP does to it,
+    whatever started these tests."""
+    p = subprocess.Popen([KEDGE, words[0], "-c", SIM, "--trace", trace, *words[1:]], env=dict(os.environ, TMPDIR=tmp),
+                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                         preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup))
+    child = ""
+    while child == "" and p.poll() is None:
+        with open("/proc/%d/task/%d/children" % (p.pid, p.pid)) as f:
+            child = (f.read().split() + [""])[0]
+    assert child != "", (words, p.stderr.read()[-500:])
+    return p, os.pidfd_open(int(child))
+
+
 @case
 def who_is_told_to_end_ends_by_that_and_leaves_no_file_and_no_replay():
     with tempfile.TemporaryDirectory() as d:
@@ -356,14 +370,7 @@ def who_is_told_to_end_ends_by_that_and_leaves_no_file_and_no_replay():
         for words, told in ((("advise", "--rounds", "4"), signal.SIGTERM), (("advise", "--rounds", "4"), signal.SIGINT),
                             (("advise", "--rounds", "4"), signal.SIGHUP),
                             (("ab", "--set-b", "engine.max_seqs=7"), signal.SIGTERM)):
-            p = subprocess.Popen([KEDGE, words[0], "-c", SIM, "--trace", t, *words[1:]], env=dict(os.environ, TMPDIR=tmp),
-                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            child = ""
-            while child == "" and p.poll() is None:
-                with open("/proc/%d/task/%d/children" % (p.pid, p.pid)) as f:
-                    child = (f.read().split() + [""])[0]
-            assert child != "", (words, p.stderr.read()[-500:])
-            end = os.pidfd_open(int(child))
+            p, end = first_run(tmp, t, signal.SIG_DFL, *words)
             assert os.listdir(tmp) != []
             p.send_signal(told)
             said = p.communicate(timeout=60)[1]
@@ -371,6 +378,19 @@ def who_is_told_to_end_ends_by_that_and_leaves_no_file_and_no_replay():
             seen, _, _ = select.select([end], [], [], 0)
             os.close(end)
             assert seen, "a replay is left"
+
+
+@case
+def who_must_not_mind_a_hangup_goes_on_to_the_end():
+    with tempfile.TemporaryDirectory() as d:
+        t = strangers(d, n=60)
+        tmp = os.path.join(d, "tmp")
+        os.mkdir(tmp)
+        p, end = first_run(tmp, t, signal.SIG_IGN, "advise", "--only", "lifetime")  # as nohup starts it
+        os.close(end)
+        p.send_signal(signal.SIGHUP)
+        said = p.communicate(timeout=60)[1]
+        assert p.returncode == 0 and os.listdir(tmp) == [], (p.returncode, said[-500:])
 
 
 @case
