@@ -1,3 +1,4 @@
+#include "model/carve.h"
 #include "model/run.h"
 
 #include <string.h>
@@ -14,56 +15,42 @@
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
-/* Hands out the arrays of a block; run twice, first with mem NULL to add up. */
-struct carver {
-    uint8_t *mem;
-    uint64_t at;
-};
-
-static void *carve(struct carver *c, uint64_t n, size_t bytes)
-{
-    void *p = c->mem == NULL ? NULL : c->mem + c->at;
-
-    c->at += (n * bytes + 255) / 256 * 256;
-    return p;
-}
-
-static void carve_device(struct carver *c, const struct kg_exec *e, struct kg_run_sampling *s)
+static void carve_device(struct kg_carver *c, const struct kg_exec *e, struct kg_run_sampling *s)
 {
     uint64_t rows = e->limits.max_rows, seqs = e->limits.max_seqs;
 
-    s->accepted = carve(c, s->max_windows, sizeof(*s->accepted));
-    s->emitted = carve(c, rows, sizeof(*s->emitted));
-    s->logprobs = carve(c, rows * LOGPROBS, sizeof(*s->logprobs));
-    s->known = carve(c, rows, sizeof(*s->known));
-    s->tokens = carve(c, (uint64_t)e->limits.max_context + 1, sizeof(*s->tokens));
-    s->counts = carve(c, seqs * e->limits.vocab, sizeof(*s->counts));
-    s->scratch = carve(c, s->scratch_bytes, 1);
+    s->accepted = kg_carve(c, s->max_windows, sizeof(*s->accepted));
+    s->emitted = kg_carve(c, rows, sizeof(*s->emitted));
+    s->logprobs = kg_carve(c, rows * LOGPROBS, sizeof(*s->logprobs));
+    s->known = kg_carve(c, rows, sizeof(*s->known));
+    s->tokens = kg_carve(c, (uint64_t)e->limits.max_context + 1, sizeof(*s->tokens));
+    s->counts = kg_carve(c, seqs * e->limits.vocab, sizeof(*s->counts));
+    s->scratch = kg_carve(c, s->scratch_bytes, 1);
 }
 
 /* The step's own results: on a device page-locked, so that nothing waits for their way back. */
-static void carve_near(struct carver *c, struct kg_exec *e)
+static void carve_near(struct kg_carver *c, struct kg_exec *e)
 {
     uint64_t rows = e->limits.max_rows;
 
     e->sampling.near_accepted =
-        carve(c, e->sampling.max_windows, sizeof(*e->sampling.near_accepted));
-    e->sampling.near_emitted = carve(c, rows, sizeof(*e->sampling.near_emitted));
-    e->sampling.near_logprobs = carve(c, rows * LOGPROBS, sizeof(*e->sampling.near_logprobs));
+        kg_carve(c, e->sampling.max_windows, sizeof(*e->sampling.near_accepted));
+    e->sampling.near_emitted = kg_carve(c, rows, sizeof(*e->sampling.near_emitted));
+    e->sampling.near_logprobs = kg_carve(c, rows * LOGPROBS, sizeof(*e->sampling.near_logprobs));
 }
 
-static void carve_lists(struct carver *c, const struct kg_exec *e, struct kg_run_sampling *s)
+static void carve_lists(struct kg_carver *c, const struct kg_exec *e, struct kg_run_sampling *s)
 {
-    s->windows = carve(c, s->max_windows, sizeof(*s->windows));
-    s->n_counted = carve(c, e->limits.max_seqs, sizeof(*s->n_counted));
-    s->near_known = carve(c, e->limits.max_rows, sizeof(*s->near_known));
+    s->windows = kg_carve(c, s->max_windows, sizeof(*s->windows));
+    s->n_counted = kg_carve(c, e->limits.max_seqs, sizeof(*s->n_counted));
+    s->near_known = kg_carve(c, e->limits.max_rows, sizeof(*s->near_known));
 }
 
 int kg_run_sampling_open(struct kg_exec *e, struct kg_error *err)
 {
     struct kg_run_sampling *s = &e->sampling;
     const struct kg_memory *m = e->memory;
-    struct carver c = {0};
+    struct kg_carver c = {.align = 256};
     void *near = NULL;
 
     if (m == NULL || m->sampler == NULL)
@@ -79,24 +66,24 @@ int kg_run_sampling_open(struct kg_exec *e, struct kg_error *err)
     if (s->mem == NULL)
         return kg_fail(err, KG_ENOMEM, "no device memory for %llu bytes to draw tokens",
                        (unsigned long long)s->bytes);
-    c = (struct carver){.mem = s->mem};
+    c = (struct kg_carver){.mem = s->mem, .align = 256};
     carve_device(&c, e, s);
-    c = (struct carver){0};
+    c = (struct kg_carver){.align = 256};
     carve_near(&c, e);
     int rc = m->alloc_host(m->ctx, c.at, &near, err);
     if (rc < 0)
         return rc;
     s->near = near;
-    c = (struct carver){.mem = near};
+    c = (struct kg_carver){.mem = near, .align = 256};
     carve_near(&c, e);
-    c = (struct carver){0};
+    c = (struct kg_carver){.align = 64};
     carve_lists(&c, e, s);
     s->list_bytes = c.at;
     s->lists = e->host->alloc(e->host->ctx, s->list_bytes, 64);
     if (s->lists == NULL)
         return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes of windows",
                        (unsigned long long)s->list_bytes);
-    c = (struct carver){.mem = s->lists};
+    c = (struct kg_carver){.mem = s->lists, .align = 64};
     carve_lists(&c, e, s);
     return KG_OK;
 }

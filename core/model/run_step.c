@@ -1,3 +1,4 @@
+#include "model/carve.h"
 #include "model/run.h"
 
 #include <math.h>
@@ -7,48 +8,34 @@
 #define LOGPROBS (1 + KG_MAX_LOGPROBS)
 #define NEAR_ROWS 32u /* page-locked; with more the host waits for them anyway */
 
-/* Hands out the arrays of a step from one block; run twice, first with mem NULL to add up. */
-struct carver {
-    uint8_t *mem;
-    uint64_t at;
-};
-
-static void *carve(struct carver *c, uint64_t n, size_t bytes)
-{
-    void *p = c->mem == NULL ? NULL : c->mem + c->at;
-
-    c->at += (n * bytes + 63) / 64 * 64;
-    return p;
-}
-
-static void carve_step(struct carver *c, const struct kg_exec *e, struct kg_run_step *s)
+static void carve_step(struct kg_carver *c, const struct kg_exec *e, struct kg_run_step *s)
 {
     uint64_t rows = e->limits.max_rows, seqs = e->limits.max_seqs;
 
     s->sample_bytes = (kg_accept_scratch_bytes(e->limits.vocab) + 63) / 64 * 64;
-    s->tokens = carve(c, rows, sizeof(*s->tokens));
-    s->batch = carve(c, seqs, sizeof(*s->batch));
-    s->out_rows = carve(c, rows, sizeof(*s->out_rows));
-    s->seqs = carve(c, seqs, sizeof(*s->seqs));
-    s->first_logits = carve(c, seqs, sizeof(*s->first_logits));
-    s->last_hidden = carve(c, seqs, sizeof(*s->last_hidden));
-    s->logits_at = carve(c, seqs, sizeof(*s->logits_at));
-    s->hidden_at = carve(c, seqs, sizeof(*s->hidden_at));
-    s->logprobs_at = carve(c, seqs, sizeof(*s->logprobs_at));
-    s->draws = carve(c, rows, sizeof(*s->draws));
+    s->tokens = kg_carve(c, rows, sizeof(*s->tokens));
+    s->batch = kg_carve(c, seqs, sizeof(*s->batch));
+    s->out_rows = kg_carve(c, rows, sizeof(*s->out_rows));
+    s->seqs = kg_carve(c, seqs, sizeof(*s->seqs));
+    s->first_logits = kg_carve(c, seqs, sizeof(*s->first_logits));
+    s->last_hidden = kg_carve(c, seqs, sizeof(*s->last_hidden));
+    s->logits_at = kg_carve(c, seqs, sizeof(*s->logits_at));
+    s->hidden_at = kg_carve(c, seqs, sizeof(*s->hidden_at));
+    s->logprobs_at = kg_carve(c, seqs, sizeof(*s->logprobs_at));
+    s->draws = kg_carve(c, rows, sizeof(*s->draws));
     s->emitted = e->sampling.near_emitted;
     s->logprobs = e->sampling.near_logprobs;
     if (e->sampling.ops == NULL) {
-        s->emitted = carve(c, rows, sizeof(*s->emitted));
-        s->logprobs = carve(c, rows * LOGPROBS, sizeof(*s->logprobs));
+        s->emitted = kg_carve(c, rows, sizeof(*s->emitted));
+        s->logprobs = kg_carve(c, rows * LOGPROBS, sizeof(*s->logprobs));
     }
-    s->n_commit = carve(c, seqs, sizeof(*s->n_commit));
-    s->n_inject = carve(c, seqs, sizeof(*s->n_inject));
-    s->is_own = carve(c, seqs, sizeof(*s->is_own));
-    s->results = carve(c, seqs, sizeof(*s->results));
-    s->counts = carve(c, seqs, sizeof(*s->counts));
-    s->n_counted = carve(c, seqs, sizeof(*s->n_counted));
-    s->sample_scratch = carve(c, e->threads, s->sample_bytes);
+    s->n_commit = kg_carve(c, seqs, sizeof(*s->n_commit));
+    s->n_inject = kg_carve(c, seqs, sizeof(*s->n_inject));
+    s->is_own = kg_carve(c, seqs, sizeof(*s->is_own));
+    s->results = kg_carve(c, seqs, sizeof(*s->results));
+    s->counts = kg_carve(c, seqs, sizeof(*s->counts));
+    s->n_counted = kg_carve(c, seqs, sizeof(*s->n_counted));
+    s->sample_scratch = kg_carve(c, e->threads, s->sample_bytes);
 }
 
 /* Memory of the device, and where its results come back to. */
@@ -104,7 +91,7 @@ static void close_device(struct kg_exec *e)
 
 int kg_run_step_open(struct kg_exec *e, struct kg_error *err)
 {
-    struct carver c = {0};
+    struct kg_carver c = {.align = 64};
     struct kg_run_step *s = &e->step;
     uint64_t context = (uint64_t)e->limits.max_context + 1;
     uint32_t distinct = context < e->limits.vocab ? (uint32_t)context : e->limits.vocab;
@@ -117,7 +104,7 @@ int kg_run_step_open(struct kg_exec *e, struct kg_error *err)
         return kg_fail(err, KG_ENOMEM, "no memory for %llu bytes of step lists",
                        (unsigned long long)c.at);
     memset(e->step_mem, 0, c.at);
-    c = (struct carver){.mem = e->step_mem};
+    c = (struct kg_carver){.mem = e->step_mem, .align = 64};
     carve_step(&c, e, s);
     /* Must begin as zeros, and few requests have penalties: mapped, so that pages never touched
      * take no memory. */
