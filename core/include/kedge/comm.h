@@ -18,10 +18,8 @@
 #define KG_COMM_CAP_FIXED_ORDER 1ull /* sums in rank order: same bits on every rank, every run */
 #define KG_COMM_CAP_HOST 2ull        /* works on host memory */
 #define KG_COMM_CAP_CUDA 4ull        /* works on device memory, in stream order */
-#define KG_COMM_CAP_MULTICAST                                        \
-    8ull /* uses a multicast object, where the devices have one; its \
-            sums are in no order that is documented */
-
+/* Uses a multicast object, where the devices have one; its sums are in no order that is documented. */
+#define KG_COMM_CAP_MULTICAST 8ull
 /* Calls with a stream may be recorded into a graph and run again with it, on all ranks alike: watch()
  * exists (since minor 2). */
 #define KG_COMM_CAP_GRAPHS 16ull
@@ -117,7 +115,8 @@ struct kg_comm_ops {
     /* Returns when every rank has called it. */
     int (*barrier)(struct kg_comm *comm, uint32_t channel);
 
-    /* KG_OK while the group is well, KG_EDEVICE once a rank is lost. Never blocks. */
+    /* KG_OK while the group is well, KG_EDEVICE once a rank is lost. Never blocks. What a collective
+     * that failed had begun may use its buffers until the group is closed: free them behind `close`. */
     int (*poll)(struct kg_comm *comm);
     /* Ends everything in flight on this rank and tells the others. Any thread. */
     void (*abort)(struct kg_comm *comm);
