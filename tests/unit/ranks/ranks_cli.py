@@ -99,18 +99,19 @@ def what_cannot_be_dealt_is_refused_with_its_numbers():
 
 class Server:
     def __init__(self, tp, *more, raw=None):
-        self.log = tempfile.TemporaryFile("w+")
+        # Appended to by the server, read through another opening: a shared offset would let reading move its pen.
+        self.log = tempfile.NamedTemporaryFile("r")
         args = raw or sets(tp, "model.path=" + MODEL, "exec-null.vocab=4096", "server.port=0",
                            "exec-null.clock=real", *more)
-        self.p = subprocess.Popen(
-            [KEDGE, "serve", *args],
-            stderr=self.log, stdout=self.log, text=True)
-        end = time.monotonic() + 60
-        self.port = None
-        while self.port is None and time.monotonic() < end and self.p.poll() is None:
-            m = re.search(r"listening on http://127.0.0.1:(\d+)", self.text())
-            self.port = m and int(m.group(1))
-        assert self.port, self.text()
+        ready, w = os.pipe()
+        with open(self.log.name, "a") as log:
+            self.p = subprocess.Popen([KEDGE, "serve", *args, "--ready-fd", str(w)], stderr=log, stdout=log,
+                                      pass_fds=(w,), text=True)
+        os.close(w)
+        with open(ready) as f:  # to its end: the address, or nothing when it could not start
+            m = re.search(r"listening on http://127.0.0.1:(\d+)", f.read())
+        assert m, self.text()
+        self.port = int(m.group(1))
 
     def text(self):
         self.log.seek(0)
