@@ -31,6 +31,44 @@ static inline uint16_t bf16_round(float x)
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
+/* Of fp16 products: inputs that share a scale, inputs of a chain, and the most 2^shift of weights.
+ */
+#define HALF_GROUP 256
+#define HALF_CHAIN 64
+#define HALF_MIN_SHIFT (-60)
+#define HALF_MAX_SHIFT 8
+
+/* Bits of 2^n, 0 for n below -126. n <= 127. */
+static inline float power_of_two(int n)
+{
+    uint32_t bits = n < -126 ? 0 : (uint32_t)(n + 127) << 23;
+    float f;
+
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+/* The shift of a matrix whose largest magnitude has the bits `top`: outside the limits above where
+ * it is not to be halved. */
+static inline int32_t half_shift(uint32_t top)
+{
+    return (int32_t)(top >> 23) - 126;
+}
+
+/*
+ * Scales of a group whose largest magnitude has the bits `top`: to fp16, where it then lies in 2^9
+ * .. 2^10 (a chain has 32 terms for each accumulator, and weights are at most 1: 2^15), and back to
+ * the values of weights of `shift`. Infinity and NaN in a group stay what they are.
+ */
+static inline float half_scale(uint32_t top, int32_t shift, float *back)
+{
+    int e = (int)(top >> 23); /* below 10: so small that fp16 has room for all of it */
+
+    e = e < 10 ? 10 : e;
+    *back = power_of_two(e - 136 + shift);
+    return power_of_two(136 - e);
+}
+
 /* Runs on the team, or on the caller alone when the work is too small to share. */
 static inline void run_sized(struct kg_team *team, void (*fn)(void *, uint32_t, uint32_t),
                              void *arg, uint32_t n_tasks, uint64_t work)
@@ -89,5 +127,6 @@ void moe_plan_make(struct moe_plan *plan, const struct kg_moe *args, uint32_t ro
 const struct kg_kernels *kg_kernels_avx2(enum kg_math math);
 const struct kg_kernels *kg_kernels_avx512(enum kg_math math);
 const struct kg_kernels *kg_kernels_avx512_bf16(enum kg_math math);
+const struct kg_kernels *kg_kernels_avx512_fp16(enum kg_math math);
 
 #endif

@@ -19,6 +19,13 @@
  * (nearest even) and K is walked in pairs, the odd element of a pair first; pages and convolution
  * windows are bf16. Products with F32 weights, norms, gates, the recurrence, softmax and routing
  * are fp32 in both. Fast agrees to the bit within one table only.
+ * A table with `prepare` has another form of fast, for weights that it turned into halves (F16).
+ * K is walked in groups of 256 inputs and, within them, chains of 64. The activations of a group
+ * are multiplied by the power of two that brings the largest magnitude into 2^9 .. 2^10 and rounded
+ * to fp16. A chain has an accumulator for its even and one for its odd inputs, both fp16 from zero,
+ * one fused step per input; at its end each is added to an fp32 sum of the group. At the end of the
+ * group y = fma(even sum + odd sum, the powers of two taken back, y). What a step rounds is 2^-11
+ * of a sum of at most 32 terms: less in all than what rounding the activations to bf16 loses.
  *
  * Common rules. Activations are fp32, row-major: element c of row r lies at x[r * x_stride +
  * c]; strides are in elements. Outputs may not overlap inputs unless "y may be x" is said (then
@@ -62,8 +69,9 @@ void kg_team_run(struct kg_team *team, void (*fn)(void *arg, uint32_t task, uint
 enum kg_weight_type {
     KG_W_F32 = 0,
     KG_W_BF16 = 1,
-    KG_W_MXFP4 = 2, /* e2m1 nibbles with one e8m0 scale per 32 inputs; scale byte 255 is NaN */
-    KG_W_N_TYPES = 3,
+    KG_W_MXFP4 = 2,   /* e2m1 nibbles with one e8m0 scale per 32 inputs; scale byte 255 is NaN */
+    KG_W_N_TYPES = 3, /* of the types above, which every table takes */
+    KG_W_F16 = 3, /* made from BF16 by a table's `prepare`, for that table; plain C takes it, too */
 };
 
 /*
@@ -73,14 +81,15 @@ enum kg_weight_type {
  *   BF16   [ceil(out/16)][ceil(in/2)][16][2] bf16, a missing last input is zero
  *   MXFP4  [ceil(out/16)][ceil(in/32)] groups of 272 bytes: 16 scales, then [16 pairs][16] bytes,
  *          the even input in the low nibble
+ *   F16    as BF16, of fp16 values that stand for themselves times 2^shift
  * The same layout serves every table of this folder.
  */
 struct kg_weight {
     uint32_t type;    /* enum kg_weight_type */
     uint32_t out, in; /* >= 1 */
-    uint32_t reserved;
-    uint64_t bytes; /* kg_weight_bytes(type, out, in) */
-    void *data;     /* 64-byte aligned, the caller's, lives as long as the weight is used */
+    int32_t shift;    /* F16 only, else 0 */
+    uint64_t bytes;   /* kg_weight_bytes(type, out, in) */
+    void *data;       /* 64-byte aligned, the caller's, lives as long as the weight is used */
 };
 
 /* Packed bytes (a multiple of 16); 0 for an unknown type, out or in of 0, or overflow. */
@@ -114,6 +123,14 @@ KG_CHECKED int kg_weight_fill_t(struct kg_weight *w, uint32_t out0, uint32_t in0
  */
 KG_CHECKED int kg_weight_fill_mxfp4(struct kg_weight *w, uint32_t out0, uint32_t n_out,
                                     const uint8_t *packed, const uint8_t *scales);
+/*
+ * A BF16 matrix becomes F16, in place: the largest magnitude comes to lie in 1/2 .. 1 and all is
+ * rounded to fp16, nearest even. That is exact down to 2^-17 of the largest; below it the error is
+ * at most 2^-25 of it. False, and nothing is changed, where fp16 cannot do that: another type, a
+ * value that is NaN or infinite, a largest magnitude of 0, below 2^-60 or of 2^8 and more. The
+ * plain form of `prepare` below.
+ */
+int kg_weight_halve(struct kg_weight *w);
 /* One element as fp32. o < out, i < in. For tests, and tables small enough not to matter. */
 float kg_weight_at(const struct kg_weight *w, uint32_t o, uint32_t i);
 
@@ -122,6 +139,9 @@ float kg_mxfp4_value(uint32_t code, uint32_t scale);
 /* Nearest even; NaN stays NaN. */
 uint16_t kg_bf16_from_f32(float x);
 float kg_f32_from_bf16(uint16_t x);
+/* Nearest even; NaN stays NaN, 65520 and above become infinity. From a double: rounded once. */
+uint16_t kg_f16_from_f64(double x);
+float kg_f32_from_f16(uint16_t x);
 
 /* ---- arguments of the larger operations -------------------------------------------------- */
 
@@ -308,9 +328,15 @@ enum kg_math {
 
 struct kg_kernels {
     size_t size;          /* sizeof(struct kg_kernels) */
-    const char *name;     /* "ref", "avx2", "avx512", "avx512-bf16" */
+    const char *name;     /* "ref", "avx2", "avx512", "avx512-bf16", "avx512-fp16" */
     uint32_t math;        /* enum kg_math */
     uint32_t state_dtype; /* of pages and convolution windows: KG_F32 exact, KG_BF16 fast */
+
+    /* NULL, or gives a matrix the form that this table multiplies quickest: kg_weight_halve, by the
+     * team. Once its values are complete, and for products of this table alone. */
+    void (*prepare)(struct kg_team *team, struct kg_weight *w);
+
+    /* From here on every table has every operation. */
 
     /* n independent products in one fork and join. Outputs must not overlap. */
     void (*product)(struct kg_team *team, const struct kg_product *p, uint32_t n);
@@ -438,6 +464,7 @@ enum kg_isa {
     KG_ISA_AVX2 = 1,        /* with FMA */
     KG_ISA_AVX512 = 2,      /* F, BW, DQ, VL */
     KG_ISA_AVX512_BF16 = 3, /* differs from AVX512 in fast products only */
+    KG_ISA_AVX512_FP16 = 4, /* the same; its fast table prepares weights */
 };
 
 /* The best set this CPU and kernel support. */
@@ -448,8 +475,8 @@ const struct kg_kernels *kg_kernels_ref(enum kg_math math);
 const struct kg_kernels *kg_kernels_cpu(enum kg_math math, enum kg_isa limit);
 /*
  * The quickest table of this CPU; never NULL. In fast math not always that of kg_cpu_isa(): a core
- * of Intel does two fused steps of fp32 in half the time of its bf16 product, so there it is
- * AVX512. The two give the same bits there, unless a value is so small that it has lost digits
+ * of Intel does two fused steps of fp32 in half the time of its bf16 product, so without fp16 it is
+ * AVX512 there. The two give the same bits, unless a value is so small that it has lost digits
  * (below 2^-126), which the bf16 product counts as zero.
  */
 const struct kg_kernels *kg_kernels_best(enum kg_math math);

@@ -1,5 +1,21 @@
 #include "common.h"
 
+#if defined(KG_HAVE_FP16)
+#include <cpuid.h>
+
+static int has_fp16(void)
+{
+    unsigned a, b, c, d;
+
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 23 & 1) != 0;
+}
+#else
+static int has_fp16(void)
+{
+    return 0;
+}
+#endif
+
 enum kg_isa kg_cpu_isa(void)
 {
 #if defined(__x86_64__)
@@ -9,7 +25,9 @@ enum kg_isa kg_cpu_isa(void)
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
         return KG_ISA_AVX2;
-    return __builtin_cpu_supports("avx512bf16") ? KG_ISA_AVX512_BF16 : KG_ISA_AVX512;
+    if (!__builtin_cpu_supports("avx512bf16"))
+        return KG_ISA_AVX512;
+    return has_fp16() ? KG_ISA_AVX512_FP16 : KG_ISA_AVX512_BF16;
 #else
     return KG_ISA_REF;
 #endif
@@ -22,6 +40,10 @@ const struct kg_kernels *kg_kernels_cpu(enum kg_math math, enum kg_isa limit)
 
     if (isa > limit)
         isa = limit;
+#if defined(KG_HAVE_FP16)
+    if (isa == KG_ISA_AVX512_FP16)
+        return kg_kernels_avx512_fp16(math);
+#endif
     if (isa == KG_ISA_AVX512_BF16)
         return kg_kernels_avx512_bf16(math);
     if (isa == KG_ISA_AVX512)

@@ -15,6 +15,35 @@ float kg_f32_from_bf16(uint16_t x)
     return bf16_widen(x);
 }
 
+uint16_t kg_f16_from_f64(double x)
+{
+    uint16_t sign = signbit(x) ? 0x8000 : 0;
+    int e;
+
+    if (isnan(x))
+        return sign | 0x7e00;
+    x = fabs(x);
+    if (x >= 65520.0)
+        return sign | 0x7c00;
+    (void)frexp(x, &e); /* x < 2^e; a unit of the last place is 2^(e - 11), at least 2^-24 */
+    e = x == 0 || e < -13 ? -13 : e;
+    uint32_t units = (uint32_t)nearbyint(ldexp(x, 11 - e)); /* 2048 carries into the exponent */
+    return (uint16_t)(sign | (((uint32_t)(e + 13) << 10) + units));
+}
+
+float kg_f32_from_f16(uint16_t x)
+{
+    int e = x >> 10 & 31;
+    uint32_t digits = x & 1023;
+    float v;
+
+    if (e == 31)
+        v = digits != 0 ? NAN : INFINITY;
+    else
+        v = ldexpf((float)(e == 0 ? digits : digits + 1024), (e == 0 ? 1 : e) - 25);
+    return x & 0x8000 ? -v : v;
+}
+
 float kg_mxfp4_value(uint32_t code, uint32_t scale)
 {
     static const float values[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
@@ -32,6 +61,7 @@ static uint64_t block_bytes(uint32_t type, uint32_t in)
     case KG_W_F32:
         return (uint64_t)in * 64;
     case KG_W_BF16:
+    case KG_W_F16:
         return ((uint64_t)in + 1) / 2 * 64;
     case KG_W_MXFP4:
         return ((uint64_t)in + 31) / 32 * MX_GROUP_BYTES;
@@ -251,7 +281,31 @@ float kg_weight_at(const struct kg_weight *w, uint32_t o, uint32_t i)
         return ((const float *)block)[(size_t)i * 16 + o % 16];
     if (w->type == KG_W_BF16)
         return bf16_widen(((const uint16_t *)block)[(size_t)(i / 2) * 32 + o % 16 * 2 + i % 2]);
+    if (w->type == KG_W_F16)
+        return ldexpf(
+            kg_f32_from_f16(((const uint16_t *)block)[(size_t)(i / 2) * 32 + o % 16 * 2 + i % 2]),
+            w->shift);
     const uint8_t *group = block + (size_t)(i / 32) * MX_GROUP_BYTES;
     uint32_t pair = group[16 + i % 32 / 2 * 16 + o % 16];
     return kg_mxfp4_value(pair >> (i % 2 * 4) & 15, group[o % 16]);
+}
+
+int kg_weight_halve(struct kg_weight *w)
+{
+    uint16_t *v = w->data;
+    uint64_t n = w->bytes / sizeof(*v);
+    uint32_t top = 0;
+
+    if (w->type != KG_W_BF16)
+        return 0;
+    for (uint64_t i = 0; i < n; i++)
+        top = (v[i] & 0x7fffu) > top ? v[i] & 0x7fffu : top;
+    int32_t shift = half_shift(top << 16);
+    if (shift < HALF_MIN_SHIFT || shift > HALF_MAX_SHIFT)
+        return 0;
+    for (uint64_t i = 0; i < n; i++)
+        v[i] = kg_f16_from_f64((double)bf16_widen(v[i]) * power_of_two(-shift));
+    w->type = KG_W_F16;
+    w->shift = shift;
+    return 1;
 }

@@ -61,7 +61,8 @@ static void give(const struct kg_drafter *d, void *p, uint64_t bytes)
 
 static int pack(struct kg_drafter *d, const struct kg_draft_ckpt *k, struct kg_error *err)
 {
-    struct kg_packer p = {.host = d->host, .team = d->pack_team, .memory = d->memory};
+    struct kg_packer p = {
+        .host = d->host, .team = d->pack_team, .memory = d->memory, .prepare = d->k->prepare};
 
     pack_all(&p, d, k);
     if (p.rc < 0)

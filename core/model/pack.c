@@ -205,6 +205,14 @@ static int begin(struct kg_packer *p, struct kg_weight *w, uint32_t type, uint32
     return p->rc == KG_OK;
 }
 
+/* A matrix is complete: the form that the kernels want, and the address for them. */
+static void complete(struct kg_packer *p, struct kg_weight *w)
+{
+    if (p->prepare != NULL && p->memory == NULL && p->rc == KG_OK)
+        p->prepare(p->team, w);
+    w->data = kg_pack_place(p, w->data);
+}
+
 static uint32_t rest_of(uint32_t all, uint32_t first, uint32_t most)
 {
     uint32_t left = first < all ? all - first : 0;
@@ -243,7 +251,7 @@ static void part_as(struct kg_packer *p, struct kg_weight *w, const struct kg_te
     kg_team_run(p->team, fill_task, &fill, (b->out + FILL_ROWS - 1) / FILL_ROWS);
     if (fill.rc < 0)
         p->rc = fill.rc;
-    w->data = kg_pack_place(p, w->data);
+    complete(p, w);
 }
 
 void kg_pack_part(struct kg_packer *p, struct kg_weight *w, const struct kg_tensor *t,
@@ -336,14 +344,14 @@ static void kv_head(struct kg_packer *p, const struct kg_model_config *c, struct
         memset(k_up->data, 0, k_up->bytes);
         if (block != NULL)
             p->rc = kg_weight_fill_t(k_up, 0, 0, c->kv_lora, c->nope_dim, dtype, block, c->kv_lora);
-        k_up->data = kg_pack_place(p, k_up->data);
+        complete(p, k_up);
     }
     if (begin(p, v_up, type, c->v_dim, c->kv_lora)) {
         memset(v_up->data, 0, v_up->bytes);
         if (block != NULL)
             p->rc = kg_weight_fill(v_up, 0, 0, c->v_dim, c->kv_lora, dtype, block + k_bytes,
                                    c->kv_lora);
-        v_up->data = kg_pack_place(p, v_up->data);
+        complete(p, v_up);
     }
 }
 
@@ -547,7 +555,8 @@ int kg_pack_end(struct kg_packer *p, struct kg_error *err)
 
 int kg_model_pack(struct kg_model *m, const struct kg_ckpt *ckpt, struct kg_error *err)
 {
-    struct kg_packer p = {.host = m->host, .team = m->pack_team, .memory = m->memory};
+    struct kg_packer p = {
+        .host = m->host, .team = m->pack_team, .memory = m->memory, .prepare = m->k->prepare};
 
     number_layers(m);
     pack_all(&p, m, ckpt);

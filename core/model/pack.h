@@ -21,6 +21,8 @@ struct kg_packer {
     uint64_t largest;                 /* room so far: what the window must hold */
     uint8_t *lists;                   /* host block */
     uint64_t lists_at;
+    /* What the kernels make of a complete matrix in host memory; NULL: it stays as it is. */
+    void (*prepare)(struct kg_team *team, struct kg_weight *w);
     uint64_t zero_bytes; /* so far, of what a tensor has nothing for: padding */
 };
 

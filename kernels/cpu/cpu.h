@@ -1,6 +1,7 @@
 /*
  * Vector tables: the files of this folder are compiled once per instruction set, with KG_ISA set
- * to avx2, avx512 or avx512_bf16; symbols shared between files end in it.
+ * to avx2, avx512 or avx512_bf16; symbols shared between files end in it. avx512_fp16 is product.c
+ * and moe.c alone, for halved weights: the rest of its table is that of avx512.
  */
 #ifndef KEDGE_KERNELS_CPU_CPU_H
 #define KEDGE_KERNELS_CPU_CPU_H
@@ -26,6 +27,12 @@ struct product_job {
 
 /* Computes outputs of blocks b0 .. b1-1 (16 each) for all rows of the job. */
 void ISA(product_blocks)(const struct product_job *job, uint32_t b0, uint32_t b1, int fast);
+
+/* Where a set has fp16 arithmetic beside it: what the table of that set takes from elsewhere. */
+void product_blocks_avx512(const struct product_job *job, uint32_t b0, uint32_t b1, int fast);
+void product_fast_avx512_fp16(struct kg_team *team, const struct kg_product *p, uint32_t n);
+void moe_fast_avx512_fp16(struct kg_team *team, const struct kg_moe *args);
+void prepare_avx512_fp16(struct kg_team *team, struct kg_weight *w);
 
 void ISA(product_exact)(struct kg_team *team, const struct kg_product *p, uint32_t n);
 void ISA(product_fast)(struct kg_team *team, const struct kg_product *p, uint32_t n);

@@ -144,10 +144,12 @@ static void moe(struct kg_team *team, const struct kg_moe *m, int fast)
     }
 }
 
+#if !defined(__AVX512FP16__)
 void ISA(moe_exact)(struct kg_team *team, const struct kg_moe *args)
 {
     moe(team, args, 0);
 }
+#endif
 
 void ISA(moe_fast)(struct kg_team *team, const struct kg_moe *args)
 {

@@ -587,20 +587,42 @@ static void copy(struct kg_team *team, void *dst, size_t dst_stride, const void 
 }
 
 #define COMMON_OPS                                                                                 \
-    .size = sizeof(struct kg_kernels), .name = KG_ISA_NAME, .embed = embed, .rmsnorm = rmsnorm,    \
+    .size = sizeof(struct kg_kernels), .embed = embed, .rmsnorm = rmsnorm,                         \
     .rmsnorm_gated = rmsnorm_gated, .l2norm = l2norm, .add = add, .sigmoid = sigmoid,              \
     .mul_sigmoid = mul_sigmoid, .act = act, .kda_gate = kda_gate, .kda = ISA(kda),                 \
     .kda_replay = ISA(kda_replay), .page_write = ISA(page_write), .mla = ISA(mla), .route = route, \
     .mix = mix, .row_stats = row_stats, .row_exp = row_exp, .rope = rope, .copy = copy
+#define EXACT_OPS                                                                            \
+    COMMON_OPS, .math = KG_MATH_EXACT, .state_dtype = KG_F32, .product = ISA(product_exact), \
+                .moe = ISA(moe_exact), .conv = ISA(conv_f32)
+#define FAST_OPS COMMON_OPS, .math = KG_MATH_FAST, .state_dtype = KG_BF16, .conv = ISA(conv_bf16)
 
 static const struct kg_kernels tables[] = {
-    [KG_MATH_EXACT] = {COMMON_OPS, .math = KG_MATH_EXACT, .state_dtype = KG_F32,
-                       .product = ISA(product_exact), .moe = ISA(moe_exact), .conv = ISA(conv_f32)},
-    [KG_MATH_FAST] = {COMMON_OPS, .math = KG_MATH_FAST, .state_dtype = KG_BF16,
-                      .product = ISA(product_fast), .moe = ISA(moe_fast), .conv = ISA(conv_bf16)},
+    [KG_MATH_EXACT] = {.name = KG_ISA_NAME, EXACT_OPS},
+    [KG_MATH_FAST] = {.name = KG_ISA_NAME,
+                      .product = ISA(product_fast),
+                      .moe = ISA(moe_fast),
+                      FAST_OPS},
 };
 
 const struct kg_kernels *ISA(kg_kernels)(enum kg_math math)
 {
     return &tables[math == KG_MATH_FAST ? KG_MATH_FAST : KG_MATH_EXACT];
 }
+
+#if defined(KG_BASE_OF_FP16)
+/* The set with fp16 arithmetic differs in products with halved weights alone. */
+static const struct kg_kernels fp16_tables[] = {
+    [KG_MATH_EXACT] = {.name = "avx512-fp16", EXACT_OPS},
+    [KG_MATH_FAST] = {.name = "avx512-fp16",
+                      .product = product_fast_avx512_fp16,
+                      .moe = moe_fast_avx512_fp16,
+                      .prepare = prepare_avx512_fp16,
+                      FAST_OPS},
+};
+
+const struct kg_kernels *kg_kernels_avx512_fp16(enum kg_math math)
+{
+    return &fp16_tables[math == KG_MATH_FAST ? KG_MATH_FAST : KG_MATH_EXACT];
+}
+#endif

@@ -9,6 +9,8 @@
 
 #include "simd.h"
 
+#include <stdatomic.h>
+
 /* Tiles that fit the registers: most rows that are read where they lie, most of a copy, and blocks
  * for a number of rows. */
 #define NEAR_ROWS 4
@@ -24,7 +26,12 @@
 #define CHUNK 256       /* k per chunk; a multiple of 32 */
 #define LONG_CHUNK 2048 /* for NEAR_ROWS: weights then stream in longer runs */
 #define PAD 16          /* floats between copied rows: not a power of two apart */
-#define COPY_FLOATS (PANEL_ROWS * (CHUNK + PAD)) /* of either kind of chunk */
+#if defined(__AVX512FP16__)
+#define COPY_STRIDE(chunk) ((chunk) / 2 + PAD) /* floats to the next copied row: of pairs */
+#else
+#define COPY_STRIDE(chunk) ((chunk) + PAD)
+#endif
+#define COPY_FLOATS (PANEL_ROWS * COPY_STRIDE(CHUNK)) /* of either kind of chunk */
 
 /* What a tile does with a chunk. */
 struct tile {
@@ -35,19 +42,19 @@ struct tile {
     ptrdiff_t ask[2];      /* bytes from a line to the one asked for */
     size_t ask_stride;     /* the same of the next block; 0: one line for all */
     const float *const *x; /* [rows] activations: [k] fp32, or [k/2] pairs of bf16; of more than
-                              NEAR_ROWS x[0] alone, the next row CHUNK + PAD behind */
+                              NEAR_ROWS x[0] alone, the next row COPY_STRIDE behind */
     float *const *y;       /* [rows] outputs of the first block */
     uint32_t k;            /* inputs in this chunk */
     uint32_t last;         /* outputs of the last block, 1..16 */
     int first;             /* start from zero instead of y */
 };
 
-INLINE void tile_begin(const struct tile *t, vf *acc, int rows, int blocks)
+INLINE void tile_begin(const struct tile *t, vf *acc, int rows, int blocks, int first)
 {
     for (int r = 0; r < rows; r++)
         for (int b = 0; b < blocks; b++)
             acc[r * blocks + b] =
-                t->first ? v_zero() : v_loadn(t->y[r] + b * LANES, b + 1 < blocks ? 16 : t->last);
+                first ? v_zero() : v_loadn(t->y[r] + b * LANES, b + 1 < blocks ? 16 : t->last);
 }
 
 INLINE void tile_end(const struct tile *t, const vf *acc, int rows, int blocks)
@@ -73,7 +80,7 @@ INLINE struct rows_at tile_rows(const struct tile *t, int rows)
 
 INLINE float row_value(const struct rows_at *at, size_t k, int r, int rows)
 {
-    return rows <= NEAR_ROWS ? at->x[r][k] : at->x[0][(size_t)r * (CHUNK + PAD) + k];
+    return rows <= NEAR_ROWS ? at->x[r][k] : at->x[0][(size_t)r * COPY_STRIDE(CHUNK) + k];
 }
 
 INLINE void tile_step(vf *acc, const struct rows_at *at, size_t k, const vf *w, int rows,
@@ -94,13 +101,14 @@ INLINE void tile_ask(const struct tile *t, const char *w, ptrdiff_t ask, int blo
         _mm_prefetch(w + ask + b * t->ask_stride, _MM_HINT_T0);
 }
 
+#if !defined(__AVX512FP16__)
 INLINE void tile_f32(const struct tile *t, int rows, int blocks)
 {
     struct rows_at at = tile_rows(t, rows);
     vf acc[TILE_ACCS];
     size_t i = 0;
 
-    tile_begin(t, acc, rows, blocks);
+    tile_begin(t, acc, rows, blocks, t->first);
     for (int part = 0; part < 2; part++) {
         size_t end = part == 0 ? t->near : t->bytes;
         ptrdiff_t ask = t->ask[part];
@@ -135,7 +143,7 @@ INLINE void tile_bf16(const struct tile *t, int rows, int blocks, int pairs)
     vf acc[TILE_ACCS], w[4];
     size_t whole = pairs ? t->bytes : t->k / 2 * (size_t)64, i = 0;
 
-    tile_begin(t, acc, rows, blocks);
+    tile_begin(t, acc, rows, blocks, t->first);
     for (int part = 0; part < 2; part++) {
         size_t end = part == 0 ? t->near : whole;
         ptrdiff_t ask = t->ask[part];
@@ -167,7 +175,7 @@ INLINE void tile_pairs(const struct tile *t, int rows, int blocks)
     vf acc[TILE_ACCS];
     size_t i = 0;
 
-    tile_begin(t, acc, rows, blocks);
+    tile_begin(t, acc, rows, blocks, t->first);
     for (int part = 0; part < 2; part++) {
         size_t end = part == 0 ? t->near : t->bytes;
         ptrdiff_t ask = t->ask[part];
@@ -194,17 +202,25 @@ INLINE void tile_pairs(const struct tile *t, int rows, int blocks)
     tile_bf16(t, rows, blocks, 1);
 }
 #endif
+#else
+#include "half.h"
+#endif
 
-enum tile_kind { TILE_F32, TILE_BF16, TILE_PAIRS };
+enum tile_kind { TILE_F32, TILE_BF16, TILE_PAIRS, TILE_HALF };
 
 INLINE void tile_run(const struct tile *t, int kind, int rows, int blocks)
 {
+#if defined(__AVX512FP16__)
+    (void)kind;
+    tile_half(t, rows, blocks);
+#else
     if (kind == TILE_F32)
         tile_f32(t, rows, blocks);
     else if (kind == TILE_BF16)
         tile_bf16(t, rows, blocks, 0);
     else
         tile_pairs(t, rows, blocks);
+#endif
 }
 
 /* Every size the driver asks for is a loop of its own. */
@@ -255,6 +271,7 @@ INLINE void tile_sized(const struct tile *t, int kind, uint32_t rows, uint32_t b
     }
 }
 
+#if !defined(__AVX512FP16__)
 static void run_f32(const struct tile *t, uint32_t rows, uint32_t blocks)
 {
     tile_sized(t, TILE_F32, rows, blocks);
@@ -270,6 +287,24 @@ static void run_pairs(const struct tile *t, uint32_t rows, uint32_t blocks)
     tile_sized(t, TILE_PAIRS, rows, blocks);
 }
 
+static void run_tile(const struct tile *t, uint32_t type, int pairs, uint32_t rows, uint32_t blocks)
+{
+    if (type == KG_W_F32)
+        run_f32(t, rows, blocks);
+    else if (pairs)
+        run_pairs(t, rows, blocks);
+    else
+        run_bf16(t, rows, blocks);
+}
+#else
+static void run_tile(const struct tile *t, uint32_t type, int pairs, uint32_t rows, uint32_t blocks)
+{
+    (void)type;
+    (void)pairs;
+    tile_sized(t, TILE_HALF, rows, blocks);
+}
+#endif
+
 static const float *job_x(const struct product_job *job, uint32_t row)
 {
     return job->x + (size_t)(job->x_row == NULL ? row : job->x_row[row]) * job->x_stride;
@@ -280,10 +315,13 @@ static float *job_y(const struct product_job *job, uint32_t row)
     return job->y + (size_t)(job->y_row == NULL ? row : job->y_row[row]) * job->y_stride;
 }
 
+#if !defined(__AVX512FP16__)
 /* Rounds k inputs to bf16, zeros behind the last up to a multiple of 16: as pairs where the tiles
  * take those, else widened again. */
-static void round_row(const float *x, uint32_t k, float *to)
+static void round_row(const struct kg_weight *w, const float *x, uint32_t k, float *to, size_t most)
 {
+    (void)w;
+    (void)most;
     for (uint32_t i = 0; i < k; i += LANES) {
         uint32_t n = k - i < LANES ? k - i : LANES;
         vi bits = v_round_bf16(n == LANES ? v_load(x + i) : v_loadn(x + i, n));
@@ -295,6 +333,12 @@ static void round_row(const float *x, uint32_t k, float *to)
 #endif
     }
 }
+#else
+static void round_row(const struct kg_weight *w, const float *x, uint32_t k, float *to, size_t most)
+{
+    half_row(x, k, w->shift, to, to + most / 2);
+}
+#endif
 
 /* One group of 16 outputs x 32 inputs at any scales, by products of fp32. */
 static void decode_group(const uint8_t *group, uint16_t *to)
@@ -440,12 +484,7 @@ static void run_tiles(const struct chunk *c, struct tile *t, uint32_t b, uint32_
         t->y = y;
         t->x = c->x + r;
         ask_ahead(c, t, blocks, pass);
-        if (c->job->w->type == KG_W_F32)
-            run_f32(t, n, blocks);
-        else if (c->pairs)
-            run_pairs(t, n, blocks);
-        else
-            run_bf16(t, n, blocks);
+        run_tile(t, c->job->w->type, c->pairs, n, blocks);
     }
 }
 
@@ -478,6 +517,12 @@ void ISA(product_blocks)(const struct product_job *job, uint32_t b0, uint32_t b1
     _Alignas(64) float copy[COPY_FLOATS];
     struct chunk c = {.job = job, .pairs = fast && w->type != KG_W_F32};
 
+#if defined(__AVX512FP16__)
+    if (w->type != KG_W_F16) {
+        product_blocks_avx512(job, b0, b1, fast);
+        return;
+    }
+#endif
     for (c.row0 = 0; c.row0 < job->rows; c.row0 += PANEL_ROWS) {
         c.rows = job->rows - c.row0 < PANEL_ROWS ? job->rows - c.row0 : PANEL_ROWS;
         uint32_t most = c.rows <= NEAR_ROWS && w->type != KG_W_MXFP4 ? LONG_CHUNK : CHUNK;
@@ -488,10 +533,10 @@ void ISA(product_blocks)(const struct product_job *job, uint32_t b0, uint32_t b1
             c.k = w->in - c.k0 < most ? w->in - c.k0 : most;
             for (uint32_t r = 0; r < c.rows; r++) {
                 const float *x = job_x(job, c.row0 + r) + c.k0;
-                float *to = copy + (size_t)r * (most + PAD);
+                float *to = copy + (size_t)r * COPY_STRIDE(most);
 
                 if (c.pairs)
-                    round_row(x, c.k, to);
+                    round_row(w, x, c.k, to, most);
                 else if (copied)
                     memcpy(to, x, c.k * sizeof(*to));
                 c.x[r] = c.pairs || copied ? to : x;
@@ -564,10 +609,12 @@ static void product_run(struct kg_team *team, const struct kg_product *p, uint32
     run_sized(team, product_task, &run, tasks, work);
 }
 
+#if !defined(__AVX512FP16__)
 void ISA(product_exact)(struct kg_team *team, const struct kg_product *p, uint32_t n)
 {
     product_run(team, p, n, 0);
 }
+#endif
 
 void ISA(product_fast)(struct kg_team *team, const struct kg_product *p, uint32_t n)
 {

@@ -23,6 +23,47 @@ static void block_row(const struct kg_weight *w, uint32_t block, const float *x,
     memcpy(y, acc, sizeof(acc));
 }
 
+/* One step of a sum in fp16: the product and the sum are exact in double where it matters, since
+ * what double would lose is too small to lie beside a tie. */
+static double half_step(double acc, double x, double w)
+{
+    return (double)kg_f32_from_f16(kg_f16_from_f64(acc + x * w));
+}
+
+/* A group of 256 inputs of halved weights: y[0..15] += its sums. */
+static void half_group(const struct kg_weight *w, uint32_t block, uint32_t k0, const float *x,
+                       float y[16])
+{
+    uint32_t n = w->in - k0 < HALF_GROUP ? w->in - k0 : HALF_GROUP, top = 0, bits;
+    float sums[16][2] = {{0}}, back;
+
+    for (uint32_t i = 0; i < n; i++) {
+        memcpy(&bits, &x[k0 + i], sizeof(bits));
+        top = (bits & 0x7fffffffu) > top ? bits & 0x7fffffffu : top;
+    }
+    float scale = half_scale(top, w->shift, &back);
+    for (uint32_t l = 0; l < 16 && block * 16 + l < w->out; l++) {
+        for (uint32_t c = 0; c < n; c += HALF_CHAIN) {
+            double acc[2] = {0, 0};
+            for (uint32_t i = c; i < n && i < c + HALF_CHAIN; i++) {
+                double xk = kg_f32_from_f16(kg_f16_from_f64((double)(x[k0 + i] * scale)));
+                double wk = ldexp((double)kg_weight_at(w, block * 16 + l, k0 + i), -w->shift);
+                acc[i % 2] = half_step(acc[i % 2], xk, wk);
+            }
+            for (uint32_t i = 0; i < 2; i++)
+                sums[l][i] = c == 0 ? (float)acc[i] : sums[l][i] + (float)acc[i];
+        }
+        y[l] = fmaf(sums[l][0] + sums[l][1], back, y[l]);
+    }
+}
+
+static void half_row(const struct kg_weight *w, uint32_t block, const float *x, float y[16])
+{
+    memset(y, 0, 16 * sizeof(*y));
+    for (uint32_t k0 = 0; k0 < w->in; k0 += HALF_GROUP)
+        half_group(w, block, k0, x, y);
+}
+
 static void product(const struct kg_product *p, int fast)
 {
     for (uint32_t b = 0; b < (p->w->out + 15) / 16; b++) {
@@ -30,7 +71,10 @@ static void product(const struct kg_product *p, int fast)
             uint32_t n = p->w->out - b * 16 < 16 ? p->w->out - b * 16 : 16;
             float y[16];
 
-            block_row(p->w, b, p->x + r * p->x_stride, fast, y);
+            if (p->w->type == KG_W_F16)
+                half_row(p->w, b, p->x + r * p->x_stride, y);
+            else
+                block_row(p->w, b, p->x + r * p->x_stride, fast, y);
             memcpy(p->y + r * p->y_stride + b * 16, y, n * sizeof(float));
         }
     }

@@ -19,6 +19,7 @@ enum cpu_isa {
     CPU_ISA_AVX2 = 2,
     CPU_ISA_AVX512 = 3,
     CPU_ISA_AVX512_BF16 = 4,
+    CPU_ISA_AVX512_FP16 = 5,
 };
 
 #define CPU_CAPS                                                                              \
@@ -28,13 +29,14 @@ enum cpu_isa {
 static const struct kg_opt options[] = {
     {"math", KG_OPT_ENUM, 0, offsetof(struct cpu_conf, math), "exact", 0, 0, "exact|fast",
      "Arithmetic. exact: fp32 activations, pages and convolution windows; equal bits on every "
-     "instruction set. fast: bf16 products, pages and windows: half the page bytes and more "
-     "speed, within bounds of its own. Either is reproducible to the bit within itself."},
+     "instruction set. fast: products of bf16, or of fp16 where the CPU has arithmetic for that, "
+     "and bf16 pages and windows: half the page bytes and more speed, within bounds of its own. "
+     "Either is reproducible to the bit within itself."},
     {"threads", KG_OPT_U32, 0, offsetof(struct cpu_conf, threads), "0", 0, KG_TEAM_MAX, NULL,
      "Threads that compute; 0 takes every CPU the process may use. Results do not depend on it. "
      "Unit: threads."},
     {"isa", KG_OPT_ENUM, 0, offsetof(struct cpu_conf, isa), "auto", 0, 0,
-     "auto|ref|avx2|avx512|avx512-bf16",
+     "auto|ref|avx2|avx512|avx512-bf16|avx512-fp16",
      "Most instructions to use; auto takes what is quickest on this CPU, ref is plain C. In exact "
      "math the results are the same bits."},
     {"rewind", KG_OPT_ENUM, 0, offsetof(struct cpu_conf, rewind), "replay", 0, 0, "replay|snapshot",
@@ -52,7 +54,8 @@ static const struct kg_kernels *kernels_of(const struct cpu_conf *conf)
     static const enum kg_isa limits[] = {[CPU_ISA_REF] = KG_ISA_REF,
                                          [CPU_ISA_AVX2] = KG_ISA_AVX2,
                                          [CPU_ISA_AVX512] = KG_ISA_AVX512,
-                                         [CPU_ISA_AVX512_BF16] = KG_ISA_AVX512_BF16};
+                                         [CPU_ISA_AVX512_BF16] = KG_ISA_AVX512_BF16,
+                                         [CPU_ISA_AVX512_FP16] = KG_ISA_AVX512_FP16};
 
     if (conf->isa == CPU_ISA_AUTO)
         return kg_kernels_best(conf->math);

@@ -53,7 +53,7 @@ static void open_rig(struct rig *r, void (*change)(struct kg_draft_config *),
 {
     struct rig_options o = {.model = TARGET,
                             .math = KG_MATH_EXACT,
-                            .isa = KG_ISA_AVX512_BF16,
+                            .isa = KG_ISA_AVX512_FP16,
                             .threads = 1,
                             .page_tokens = 16,
                             .max_rows = MAX_TOKENS,

@@ -196,7 +196,7 @@ static void check_file(const char *model, const char *file, enum kg_math math,
     char path[512];
     struct kg_error err = {0};
     struct rig_options o = {.math = math,
-                            .isa = KG_ISA_AVX512_BF16,
+                            .isa = KG_ISA_AVX512_FP16,
                             .threads = world > 1 ? 1 : 2,
                             .world = world,
                             .ep = ep,

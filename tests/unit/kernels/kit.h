@@ -101,7 +101,7 @@ static inline uint32_t n_isas(void)
 
 static inline const char *isa_name(uint32_t isa)
 {
-    static const char *names[] = {"ref", "avx2", "avx512", "avx512-bf16"};
+    static const char *names[] = {"ref", "avx2", "avx512", "avx512-bf16", "avx512-fp16"};
 
     return names[isa];
 }
@@ -117,7 +117,7 @@ static inline const struct kg_kernels *table_of(uint32_t isa, enum kg_math math)
 static inline int say_skipped(void **state)
 {
     (void)state;
-    for (uint32_t isa = n_isas(); isa <= KG_ISA_AVX512_BF16; isa++)
+    for (uint32_t isa = n_isas(); isa <= KG_ISA_AVX512_FP16; isa++)
         printf("skipped: this CPU has no %s\n", isa_name(isa));
     return 0;
 }

@@ -249,6 +249,45 @@ static void experts_match_double_and_do_not_depend_on_batch_passes_or_threads(vo
     kg_team_destroy(team);
 }
 
+/* A table that prepares weights, and plain C with what it made of them. */
+static void halved_experts_have_the_bits_of_plain_c(void **state)
+{
+    const struct kg_kernels *k = kg_kernels_best(KG_MATH_FAST);
+    uint64_t s = 54;
+    struct kg_team *team;
+
+    (void)state;
+    if (k->prepare == NULL) {
+        print_message("skipped: no table of this CPU prepares weights\n");
+        skip();
+    }
+    assert_int_equal(kg_team_create(2, &team, NULL), KG_OK);
+    for (uint32_t n = 0; n < 3; n++) {
+        uint32_t act = n % 2 ? KG_ACT_SITU : KG_ACT_SWIGLU;
+        struct moe_case c;
+
+        make_moe(&s, &c, KG_W_BF16, n == 0 ? 96 : 300, n == 0 ? 64 : 97, n == 2 ? 17 : 96);
+        for (uint32_t e = 0; e < EXPERTS; e++) {
+            k->prepare(team, &c.g[e]);
+            k->prepare(team, &c.u[e]);
+            k->prepare(team, &c.d[e]);
+            assert_int_equal(c.d[e].type, KG_W_F16);
+        }
+        size_t all = ROWS * (c.out + 2);
+        float *want = take_f(all), *y = take_f(all);
+        run_moe(kg_kernels_ref(KG_MATH_FAST), NULL, &c, act, 0, ROWS, ROWS, want);
+        run_moe(k, team, &c, act, 0, ROWS, ROWS, y);
+        same_bits("halved experts", y, want, all);
+        for (uint32_t r = 0; r < ROWS; r++)
+            run_moe(k, team, &c, act, r, 1, 1, y);
+        same_bits("single rows", y, want, all);
+        free(want);
+        free(y);
+        drop_moe(&c);
+    }
+    kg_team_destroy(team);
+}
+
 /* Experts first .. first + n - 1 of a case, all rows. */
 static void run_some(const struct kg_kernels *k, struct kg_team *team, const struct moe_case *c,
                      uint32_t first, uint32_t n, float *y)
@@ -317,6 +356,7 @@ int main(void)
         cmocka_unit_test(route_matches_a_full_sort_in_double),
         cmocka_unit_test(route_gives_valid_distinct_ids_for_nan),
         cmocka_unit_test(experts_match_double_and_do_not_depend_on_batch_passes_or_threads),
+        cmocka_unit_test(halved_experts_have_the_bits_of_plain_c),
         cmocka_unit_test(experts_that_are_not_there_have_no_part_in_the_sum),
     };
 

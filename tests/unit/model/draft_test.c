@@ -61,7 +61,7 @@ static int close_target(void **state)
 static void open_bench(struct bench *b, const struct dspec *s, uint64_t seed, enum kg_math math,
                        uint32_t page_tokens)
 {
-    const struct kg_kernels *k = kg_kernels_cpu(math, KG_ISA_AVX512_BF16);
+    const struct kg_kernels *k = kg_kernels_cpu(math, KG_ISA_AVX512_FP16);
     struct kg_error err = {0};
     struct kg_model_sizes sizes;
 
@@ -368,7 +368,7 @@ static void a_drafter_with_a_matrix_that_is_not_finite_does_not_open(void **stat
     tiny_write(b.files);
     assert_int_equal(
         kg_draft_ckpt_open(b.files->dir, &target_ckpt->config, target->dir, &ckpt, &err), KG_OK);
-    struct kg_drafter_args args = {.kernels = kg_kernels_cpu(KG_MATH_EXACT, KG_ISA_AVX512_BF16),
+    struct kg_drafter_args args = {.kernels = kg_kernels_cpu(KG_MATH_EXACT, KG_ISA_AVX512_FP16),
                                    .target = b.model,
                                    .ckpt = ckpt,
                                    .max_rows = 64,

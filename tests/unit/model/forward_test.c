@@ -21,7 +21,7 @@ static struct rig_options options(const struct tiny *t, enum kg_math math)
 {
     return (struct rig_options){.model = t->dir,
                                 .math = math,
-                                .isa = KG_ISA_AVX512_BF16,
+                                .isa = KG_ISA_AVX512_FP16,
                                 .threads = 1,
                                 .page_tokens = 3,
                                 .max_rows = 12,
