@@ -83,6 +83,14 @@ INLINE float row_value(const struct rows_at *at, size_t k, int r, int rows)
     return rows <= NEAR_ROWS ? at->x[r][k] : at->x[0][(size_t)r * COPY_STRIDE(CHUNK) + k];
 }
 
+/* A tile asks for weights in time, so that memory is read while it computes. */
+INLINE void tile_ask(const struct tile *t, const char *w, ptrdiff_t ask, int blocks)
+{
+    for (int b = 0; b < blocks; b++)
+        _mm_prefetch(w + ask + b * t->ask_stride, _MM_HINT_T0);
+}
+
+#if !defined(__AVX512FP16__)
 INLINE void tile_step(vf *acc, const struct rows_at *at, size_t k, const vf *w, int rows,
                       int blocks)
 {
@@ -94,14 +102,6 @@ INLINE void tile_step(vf *acc, const struct rows_at *at, size_t k, const vf *w, 
     }
 }
 
-/* A tile asks for weights in time, so that memory is read while it computes. */
-INLINE void tile_ask(const struct tile *t, const char *w, ptrdiff_t ask, int blocks)
-{
-    for (int b = 0; b < blocks; b++)
-        _mm_prefetch(w + ask + b * t->ask_stride, _MM_HINT_T0);
-}
-
-#if !defined(__AVX512FP16__)
 INLINE void tile_f32(const struct tile *t, int rows, int blocks)
 {
     struct rows_at at = tile_rows(t, rows);
