@@ -110,6 +110,7 @@ int kg_run_open(struct kg_exec *e, const struct kg_run_args *run, struct kg_erro
     e->device_team = model.team;
     e->caps = run->caps;
     e->rewind = run->rewind;
+    e->touch = run->touch;
     e->world = args->world;
     model.deal = (struct kg_deal){args->rank, args->world, args->ep, args->allow_idle_rank};
     model.sp_rows = args->world > 1 ? args->sp_rows : 0;
@@ -224,6 +225,8 @@ int kg_run_bind(struct kg_exec *e, const struct kg_pool_layout *layout, struct k
         .table = {e->arena.pages, e->arena.table[KG_STATE]},
         .slots = e->arena.table[KG_PAGE],
     };
+    if (e->touch)
+        kg_run_arena_touch(&e->arena, e->team);
     e->bound = 1;
     return KG_OK;
 }

@@ -143,6 +143,7 @@ struct kg_exec {
     struct kg_run_limits limits;
     uint32_t threads, world; /* world: ranks of the model */
     uint32_t rewind;         /* enum kg_rewind */
+    uint32_t touch;          /* 1: bind brings the arena's memory in */
     uint64_t caps;           /* describe.caps */
     char kernels_text[96];   /* describe.kernels */
     uint32_t bound;
@@ -166,6 +167,7 @@ struct kg_run_args {
     const struct kg_kernels *kernels; /* and with e->kernels_text filled */
     struct kg_team *device_team;      /* of the table, when it is not e->team */
     uint32_t rewind;                  /* enum kg_rewind */
+    uint32_t touch;                   /* 1: bind brings the arena's memory in; on the host */
     uint64_t caps;                    /* KG_EXEC_CAP_* beside those of a drafter */
 };
 

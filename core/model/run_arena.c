@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 
 #define HUGE_PAGE_BYTES (2u << 20)
+#define SMALL_PAGE_BYTES 4096u /* or more: then some are touched twice */
+#define TOUCH_BYTES (UINT64_C(8) << 20)
 
 static int check_region(const struct kg_run_arena *a, uint32_t kind, struct kg_error *err)
 {
@@ -149,6 +151,23 @@ int kg_run_arena_open(struct kg_run_arena *a, const struct kg_host *host,
     /* A hint: fewer TLB misses on states and pages; refusal costs only speed. */
     (void)madvise(a->bytes, layout->arena_bytes, MADV_HUGEPAGE);
     return KG_OK;
+}
+
+static void touch_task(void *arg, uint32_t task, uint32_t member)
+{
+    const struct kg_run_arena *a = arg;
+    uint64_t at = (uint64_t)task * TOUCH_BYTES, end = at + TOUCH_BYTES;
+
+    (void)member;
+    end = end < a->layout.arena_bytes ? end : a->layout.arena_bytes;
+    for (; at < end; at += SMALL_PAGE_BYTES)
+        a->bytes[at] = 0;
+}
+
+void kg_run_arena_touch(struct kg_run_arena *a, struct kg_team *team)
+{
+    kg_team_run(team, touch_task, a,
+                (uint32_t)((a->layout.arena_bytes + TOUCH_BYTES - 1) / TOUCH_BYTES));
 }
 
 void kg_run_arena_close(struct kg_run_arena *a)

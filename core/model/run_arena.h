@@ -11,6 +11,8 @@
 
 #include "model/memory.h"
 
+#include "kernels/kernels.h"
+
 #include <kedge/host.h>
 #include <kedge/pool.h>
 
@@ -44,6 +46,9 @@ struct kg_run_arena {
 KG_CHECKED int kg_run_arena_open(struct kg_run_arena *a, const struct kg_host *host,
                                  const struct kg_memory *memory, const struct kg_run_sizes *sizes,
                                  const struct kg_pool_layout *layout, struct kg_error *err);
+/* Writes to every page of a host's arena that was just opened, so that the kernel brings them in
+ * now and not in the steps that use them first. team may be NULL. */
+void kg_run_arena_touch(struct kg_run_arena *a, struct kg_team *team);
 /* Frees; a zeroed or half-opened arena is allowed. */
 void kg_run_arena_close(struct kg_run_arena *a);
 

@@ -11,6 +11,7 @@ struct cpu_conf {
     uint32_t isa;     /* enum cpu_isa */
     uint32_t rewind;  /* enum kg_rewind */
     uint32_t clock;   /* 0 real, 1 CPU time of the process */
+    uint32_t touch;   /* 1: the arena's memory is brought in at start */
 };
 
 enum cpu_isa {
@@ -46,6 +47,9 @@ static const struct kg_opt options[] = {
     {"clock", KG_OPT_ENUM, 0, offsetof(struct cpu_conf, clock), "real", 0, 0, "real|cpu",
      "cpu: time is what this process computed, waiting is skipped; for kedge replay on a machine "
      "that does other things too. Needs threads = 1."},
+    {"touch", KG_OPT_BOOL, 0, offsetof(struct cpu_conf, touch), "yes", 0, 0, NULL,
+     "Bring all of [memory] bytes in at start. no: the kernel brings each page in when a step uses "
+     "it first, so memory nobody used yet is free for others, and those steps take longer."},
     {NULL, 0, 0, 0, NULL, 0, 0, NULL, NULL},
 };
 
@@ -77,7 +81,8 @@ static void cpu_close(struct kg_exec *e)
 static int load(struct kg_exec *e, const struct cpu_conf *conf, const struct kg_exec_open *args,
                 struct kg_error *err)
 {
-    struct kg_run_args run = {.open = args, .rewind = conf->rewind, .caps = CPU_CAPS};
+    struct kg_run_args run = {
+        .open = args, .rewind = conf->rewind, .touch = conf->touch, .caps = CPU_CAPS};
 
     if (conf->clock && conf->threads != 1)
         return kg_fail(err, KG_ECONFIG,
