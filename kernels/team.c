@@ -7,10 +7,22 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
-/* How often a waiting member looks before it sleeps; some microseconds. */
-#define SPINS 2000
+/*
+ * How long a waiting member looks before it sleeps. A sleeper is late by tens of microseconds, and
+ * the kernel may wake it on the core of a member that works, where it waits for a tick while its
+ * own core is idle: within a step nobody should sleep. Where others want the cores, too, it is the
+ * other way round: a member that was put aside comes back sooner on the core of one that sleeps.
+ * They see it by a clock that leaps while they look and by a round that does not end, and look but
+ * shortly for a while.
+ */
+#define LOOKS 64 /* between two looks at the clock: a microsecond or three */
+#define LONG_NS UINT64_C(400000)
+#define SHORT_NS UINT64_C(30000)
+#define LEAP_NS UINT64_C(1000000)   /* more than a thread needs that only passes something on */
+#define WARY_NS UINT64_C(200000000) /* so long after a leap */
 
 typedef void kg_team_fn(void *arg, uint32_t task, uint32_t member);
 
@@ -38,6 +50,7 @@ struct kg_team {
     _Alignas(64) atomic_uint done;     /* tasks finished; the caller sleeps on it */
     atomic_uint waiting;               /* the caller is about to sleep */
     _Alignas(64) atomic_uint sleepers; /* members asleep: no wake-up call when zero */
+    _Atomic uint64_t wary_until;       /* monotonic: until then they look shortly */
     struct member members[];           /* [n - 1] */
 };
 
@@ -78,15 +91,51 @@ static void take_tasks(struct kg_team *team, uint32_t index, uint32_t round)
     }
 }
 
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void be_wary(struct kg_team *team, uint64_t now)
+{
+    atomic_store_explicit(&team->wary_until, now + WARY_NS, memory_order_relaxed);
+}
+
+/* 1: the word is `value` (is = 1) or not (is = 0). 0: it is time to sleep; *start is when the
+ * looking began, about. */
+static int look(struct kg_team *team, atomic_uint *word, unsigned value, int is, uint64_t *start)
+{
+    uint64_t last = 0, limit = 0;
+
+    for (;;) {
+        for (int i = 0; i < LOOKS; i++) {
+            if ((atomic_load_explicit(word, memory_order_acquire) == value) == is)
+                return 1;
+            relax();
+        }
+        uint64_t now = now_ns();
+        if (last == 0) {
+            uint64_t wary = atomic_load_explicit(&team->wary_until, memory_order_relaxed);
+            *start = now;
+            limit = now < wary ? SHORT_NS : LONG_NS;
+        } else if (now - last > LEAP_NS) {
+            be_wary(team, now);
+        }
+        if (now - *start > limit)
+            return 0;
+        last = now;
+    }
+}
+
 static unsigned wait_round(struct kg_team *team, unsigned seen)
 {
-    for (int i = 0; i < SPINS; i++) {
-        unsigned now = atomic_load_explicit(&team->round, memory_order_acquire);
+    uint64_t start;
 
-        if (now != seen)
-            return now;
-        relax();
-    }
+    if (look(team, &team->round, seen, 0, &start))
+        return atomic_load_explicit(&team->round, memory_order_acquire);
     /* Sequentially consistent on both sides: either the caller sees the sleeper or the kernel sees
      * the new round. */
     atomic_fetch_add(&team->sleepers, 1);
@@ -168,6 +217,7 @@ void kg_team_run(struct kg_team *team, void (*fn)(void *arg, uint32_t task, uint
         return;
     }
     uint32_t round = atomic_load_explicit(&team->round, memory_order_relaxed) + 1;
+    uint64_t start;
 
     /* next first: whoever sees a new fn or arg below cannot take a task of an older round */
     atomic_store(&team->next, (uint64_t)round << 32);
@@ -177,11 +227,8 @@ void kg_team_run(struct kg_team *team, void (*fn)(void *arg, uint32_t task, uint
     atomic_store_explicit(&team->done, 0, memory_order_relaxed);
     start_round(team, round);
     take_tasks(team, team->n - 1, round);
-    for (int i = 0; i < SPINS; i++) {
-        if (atomic_load_explicit(&team->done, memory_order_acquire) == n_tasks)
-            return;
-        relax();
-    }
+    if (look(team, &team->done, n_tasks, 1, &start))
+        return;
     atomic_store(&team->waiting, 1);
     for (;;) {
         unsigned done = atomic_load(&team->done);
@@ -191,4 +238,7 @@ void kg_team_run(struct kg_team *team, void (*fn)(void *arg, uint32_t task, uint
         futex_wait(&team->done, done);
     }
     atomic_store(&team->waiting, 0);
+    uint64_t now = now_ns();
+    if (now - start > LEAP_NS)
+        be_wary(team, now);
 }

@@ -1,6 +1,7 @@
 #include "kit.h"
 
 #include <stdatomic.h>
+#include <time.h>
 
 #define MOST 1000
 
@@ -41,6 +42,38 @@ static void every_task_runs_once_before_run_returns(void **state)
         assert_int_equal(c.bad_member, 0);
         kg_team_destroy(team);
     }
+}
+
+static void slow_task(void *arg, uint32_t task, uint32_t member)
+{
+    struct timespec t = {.tv_nsec = task % 3 == 0 ? 2000000 : 1000};
+
+    (void)nanosleep(&t, NULL);
+    count_task(arg, task, member);
+}
+
+/* Members that sleep, and a caller that waits for a task as long as if its member was put aside:
+ * what is wary afterwards waits in the other way, for the same. */
+static void slow_rounds_and_sleeping_members_are_waited_for(void **state)
+{
+    static struct count c = {.members = 3};
+    const struct timespec pause = {.tv_nsec = 1500000};
+    struct kg_team *team;
+
+    (void)state;
+    assert_int_equal(kg_team_create(3, &team, NULL), KG_OK);
+    for (uint32_t round = 0; round < 60; round++) {
+        uint32_t n = 2 + round % 7;
+
+        memset(c.times, 0, sizeof(c.times));
+        kg_team_run(team, round % 4 == 0 ? slow_task : count_task, &c, n);
+        for (uint32_t i = 0; i < n; i++)
+            assert_int_equal(c.times[i], 1);
+        if (round % 5 == 0)
+            (void)nanosleep(&pause, NULL);
+    }
+    assert_int_equal(c.bad_member, 0);
+    kg_team_destroy(team);
 }
 
 static void no_team_runs_on_the_caller(void **state)
@@ -91,6 +124,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_task_runs_once_before_run_returns),
+        cmocka_unit_test(slow_rounds_and_sleeping_members_are_waited_for),
         cmocka_unit_test(no_team_runs_on_the_caller),
         cmocka_unit_test(idle_team_can_be_destroyed_and_bad_sizes_are_refused),
         cmocka_unit_test(tables_state_what_they_are),
