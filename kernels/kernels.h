@@ -59,7 +59,7 @@ uint32_t kg_team_size(const struct kg_team *team);
 /*
  * Calls fn(arg, task, member) once for each task 0..n_tasks-1 and returns when all are done. Tasks
  * are dealt dynamically: results must not depend on who ran what. member < kg_team_size. Waiting
- * members spin for some microseconds, then sleep.
+ * members look for some hundred microseconds, where others want the cores for less, then sleep.
  */
 void kg_team_run(struct kg_team *team, void (*fn)(void *arg, uint32_t task, uint32_t member),
                  void *arg, uint32_t n_tasks);
