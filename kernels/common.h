@@ -36,7 +36,7 @@ static inline uint16_t bf16_round(float x)
 #define HALF_GROUP 256
 #define HALF_CHAIN 64
 #define HALF_MIN_SHIFT (-60)
-#define HALF_MAX_SHIFT 8
+#define HALF_MAX_SHIFT 7
 
 /* Bits of 2^n, 0 for n below -126. n <= 127. */
 static inline float power_of_two(int n)
@@ -49,15 +49,15 @@ static inline float power_of_two(int n)
 }
 
 /* The shift of a matrix whose largest magnitude has the bits `top`: outside the limits above where
- * it is not to be halved. */
+ * it is not to be made narrow. */
 static inline int32_t half_shift(uint32_t top)
 {
-    return (int32_t)(top >> 23) - 126;
+    return (int32_t)(top >> 23) - 127;
 }
 
 /*
- * Scales of a group whose largest magnitude has the bits `top`: to fp16, where it then lies in 2^9
- * .. 2^10 (a chain has 32 terms for each accumulator, and weights are at most 1: 2^15), and back to
+ * Scales of a group whose largest magnitude has the bits `top`: to fp16, where it then lies in 2^8
+ * .. 2^9 (a chain has 32 terms for each accumulator, and weights are below 2: 2^15), and back to
  * the values of weights of `shift`. Infinity and NaN in a group stay what they are.
  */
 static inline float half_scale(uint32_t top, int32_t shift, float *back)
@@ -65,8 +65,18 @@ static inline float half_scale(uint32_t top, int32_t shift, float *back)
     int e = (int)(top >> 23); /* below 10: so small that fp16 has room for all of it */
 
     e = e < 10 ? 10 : e;
-    *back = power_of_two(e - 136 + shift);
-    return power_of_two(136 - e);
+    *back = power_of_two(e - 135 + shift);
+    return power_of_two(135 - e);
+}
+
+#define NARROW_LINE 48 /* bytes of a line of E4M7: two inputs of 16 outputs */
+
+/* Rounds |x| < 2^-14 to a multiple of 2^-21: the last place of a sum with 6. */
+static inline float narrow_small(float x)
+{
+    float sum = x + 6.0f;
+
+    return sum - 6.0f;
 }
 
 /* Runs on the team, or on the caller alone when the work is too small to share. */

@@ -19,10 +19,10 @@
  * (nearest even) and K is walked in pairs, the odd element of a pair first; pages and convolution
  * windows are bf16. Products with F32 weights, norms, gates, the recurrence, softmax and routing
  * are fp32 in both. Fast agrees to the bit within one table only.
- * A table with `prepare` has another form of fast, for weights that it turned into halves (F16).
- * K is walked in groups of 256 inputs and, within them, chains of 64. The activations of a group
- * are multiplied by the power of two that brings the largest magnitude into 2^9 .. 2^10 and rounded
- * to fp16. A chain has an accumulator for its even and one for its odd inputs, both fp16 from zero,
+ * A table with `prepare` has another form of fast, for weights that it made narrow (E4M7). K is
+ * walked in groups of 256 inputs and, within them, chains of 64. The activations of a group are
+ * multiplied by the power of two that brings the largest magnitude into 2^8 .. 2^9 and rounded to
+ * fp16. A chain has an accumulator for its even and one for its odd inputs, both fp16 from zero,
  * one fused step per input; at its end each is added to an fp32 sum of the group. At the end of the
  * group y = fma(even sum + odd sum, the powers of two taken back, y). What a step rounds is 2^-11
  * of a sum of at most 32 terms: less in all than what rounding the activations to bf16 loses.
@@ -71,7 +71,8 @@ enum kg_weight_type {
     KG_W_BF16 = 1,
     KG_W_MXFP4 = 2,   /* e2m1 nibbles with one e8m0 scale per 32 inputs; scale byte 255 is NaN */
     KG_W_N_TYPES = 3, /* of the types above, which every table takes */
-    KG_W_F16 = 3, /* made from BF16 by a table's `prepare`, for that table; plain C takes it, too */
+    KG_W_E4M7 =
+        3, /* made from BF16 by a table's `prepare`, for that table; plain C takes it, too */
 };
 
 /*
@@ -81,13 +82,16 @@ enum kg_weight_type {
  *   BF16   [ceil(out/16)][ceil(in/2)][16][2] bf16, a missing last input is zero
  *   MXFP4  [ceil(out/16)][ceil(in/32)] groups of 272 bytes: 16 scales, then [16 pairs][16] bytes,
  *          the even input in the low nibble
- *   F16    as BF16, of fp16 values that stand for themselves times 2^shift
+ *   E4M7   [ceil(out/16)][ceil(in/2)][16] of 3 bytes, the even input in the low 12 bits. Of the 12:
+ *          sign, 4 bits e, 7 bits m; (1 + m / 128) 2^(e - 15) or, of e = 0, m / 128 2^-14, and that
+ *          times 2^shift is the value
+ *
  * The same layout serves every table of this folder.
  */
 struct kg_weight {
     uint32_t type;    /* enum kg_weight_type */
     uint32_t out, in; /* >= 1 */
-    int32_t shift;    /* F16 only, else 0 */
+    int32_t shift;    /* E4M7 only, else 0 */
     uint64_t bytes;   /* kg_weight_bytes(type, out, in) */
     void *data;       /* 64-byte aligned, the caller's, lives as long as the weight is used */
 };
@@ -124,13 +128,14 @@ KG_CHECKED int kg_weight_fill_t(struct kg_weight *w, uint32_t out0, uint32_t in0
 KG_CHECKED int kg_weight_fill_mxfp4(struct kg_weight *w, uint32_t out0, uint32_t n_out,
                                     const uint8_t *packed, const uint8_t *scales);
 /*
- * A BF16 matrix becomes F16, in place: the largest magnitude comes to lie in 1/2 .. 1 and all is
- * rounded to fp16, nearest even. That is exact down to 2^-17 of the largest; below it the error is
- * at most 2^-25 of it. False, and nothing is changed, where fp16 cannot do that: another type, a
- * value that is NaN or infinite, a largest magnitude of 0, below 2^-60 or of 2^8 and more. The
- * plain form of `prepare` below.
+ * A BF16 matrix becomes E4M7, in place and a quarter shorter: the same 8 digits with less room for
+ * the exponent. The largest magnitude comes to lie in 1 .. 2; what is not below 2^-14 then stays
+ * exactly what it was, and the rest is rounded to a multiple of 2^-21, nearest even: an error of at
+ * most 2^-22 of the largest. False, and nothing is changed, where that cannot be done: another
+ * type, a value that is NaN or infinite, a largest magnitude of 0, below 2^-60 or of 2^8 and more.
+ * The plain form of `prepare` below.
  */
-int kg_weight_halve(struct kg_weight *w);
+int kg_weight_narrow(struct kg_weight *w);
 /* One element as fp32. o < out, i < in. For tests, and tables small enough not to matter. */
 float kg_weight_at(const struct kg_weight *w, uint32_t o, uint32_t i);
 
@@ -332,8 +337,8 @@ struct kg_kernels {
     uint32_t math;        /* enum kg_math */
     uint32_t state_dtype; /* of pages and convolution windows: KG_F32 exact, KG_BF16 fast */
 
-    /* NULL, or gives a matrix the form that this table multiplies quickest: kg_weight_halve, by the
-     * team. Once its values are complete, and for products of this table alone. */
+    /* NULL, or gives a matrix the form that this table multiplies quickest: kg_weight_narrow, by
+     * the team. Once its values are complete, and for products of this table alone. */
     void (*prepare)(struct kg_team *team, struct kg_weight *w);
 
     /* From here on every table has every operation. */
@@ -464,7 +469,7 @@ enum kg_isa {
     KG_ISA_AVX2 = 1,        /* with FMA */
     KG_ISA_AVX512 = 2,      /* F, BW, DQ, VL */
     KG_ISA_AVX512_BF16 = 3, /* differs from AVX512 in fast products only */
-    KG_ISA_AVX512_FP16 = 4, /* the same; its fast table prepares weights */
+    KG_ISA_AVX512_FP16 = 4, /* and VBMI; the same, but its fast table prepares weights */
 };
 
 /* The best set this CPU and kernel support. */

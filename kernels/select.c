@@ -7,7 +7,8 @@ static int has_fp16(void)
 {
     unsigned a, b, c, d;
 
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 23 & 1) != 0;
+    return __builtin_cpu_supports("avx512vbmi") && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+           (d >> 23 & 1) != 0;
 }
 #else
 static int has_fp16(void)

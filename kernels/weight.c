@@ -60,8 +60,9 @@ static uint64_t block_bytes(uint32_t type, uint32_t in)
     switch (type) {
     case KG_W_F32:
         return (uint64_t)in * 64;
+    case KG_W_E4M7:
+        return ((uint64_t)in + 1) / 2 * NARROW_LINE;
     case KG_W_BF16:
-    case KG_W_F16:
         return ((uint64_t)in + 1) / 2 * 64;
     case KG_W_MXFP4:
         return ((uint64_t)in + 31) / 32 * MX_GROUP_BYTES;
@@ -273,6 +274,15 @@ int kg_weight_fill_mxfp4(struct kg_weight *w, uint32_t out0, uint32_t n_out, con
     return KG_OK;
 }
 
+/* Of the three bytes of an output: its even or odd input. The code is an fp16 one cut short. */
+static float narrow_value(const uint8_t *three, uint32_t odd)
+{
+    uint32_t both = three[0] | (uint32_t)three[1] << 8 | (uint32_t)three[2] << 16;
+    uint32_t code = both >> (odd ? 12 : 0) & 0xfff;
+
+    return kg_f32_from_f16((uint16_t)((code & 0x800) << 4 | (code & 0x7ff) << 3));
+}
+
 float kg_weight_at(const struct kg_weight *w, uint32_t o, uint32_t i)
 {
     const uint8_t *block = (const uint8_t *)w->data + o / 16 * block_bytes(w->type, w->in);
@@ -281,31 +291,51 @@ float kg_weight_at(const struct kg_weight *w, uint32_t o, uint32_t i)
         return ((const float *)block)[(size_t)i * 16 + o % 16];
     if (w->type == KG_W_BF16)
         return bf16_widen(((const uint16_t *)block)[(size_t)(i / 2) * 32 + o % 16 * 2 + i % 2]);
-    if (w->type == KG_W_F16)
-        return ldexpf(
-            kg_f32_from_f16(((const uint16_t *)block)[(size_t)(i / 2) * 32 + o % 16 * 2 + i % 2]),
-            w->shift);
+    if (w->type == KG_W_E4M7)
+        return ldexpf(narrow_value(block + (size_t)(i / 2) * NARROW_LINE + o % 16 * 3, i % 2),
+                      w->shift);
     const uint8_t *group = block + (size_t)(i / 32) * MX_GROUP_BYTES;
     uint32_t pair = group[16 + i % 32 / 2 * 16 + o % 16];
     return kg_mxfp4_value(pair >> (i % 2 * 4) & 15, group[o % 16]);
 }
 
-int kg_weight_halve(struct kg_weight *w)
+static uint32_t narrow_code(uint16_t bf16, float scale)
 {
-    uint16_t *v = w->data;
-    uint64_t n = w->bytes / sizeof(*v);
+    float v = bf16_widen(bf16) * scale;
+    uint32_t half = kg_f16_from_f64(fabsf(v) < 0x1p-14f ? narrow_small(v) : v);
+
+    return (half >> 4 & 0x800) | (half >> 3 & 0x7ff);
+}
+
+int kg_weight_narrow(struct kg_weight *w)
+{
+    uint64_t lines = w->bytes / 64;
     uint32_t top = 0;
 
     if (w->type != KG_W_BF16)
         return 0;
-    for (uint64_t i = 0; i < n; i++)
-        top = (v[i] & 0x7fffu) > top ? v[i] & 0x7fffu : top;
+    for (uint64_t i = 0; i < lines * 32; i++) {
+        uint32_t v = ((const uint16_t *)w->data)[i] & 0x7fffu;
+        top = v > top ? v : top;
+    }
     int32_t shift = half_shift(top << 16);
     if (shift < HALF_MIN_SHIFT || shift > HALF_MAX_SHIFT)
         return 0;
-    for (uint64_t i = 0; i < n; i++)
-        v[i] = kg_f16_from_f64((double)bf16_widen(v[i]) * power_of_two(-shift));
-    w->type = KG_W_F16;
+    float scale = power_of_two(-shift);
+    for (uint64_t i = 0; i < lines; i++) {
+        const uint16_t *from = (const uint16_t *)w->data + i * 32;
+        uint8_t *to = (uint8_t *)w->data + i * NARROW_LINE;
+
+        for (uint32_t o = 0; o < 16; o++) { /* what is written was read */
+            uint32_t both = narrow_code(from[2 * o], scale) | narrow_code(from[2 * o + 1], scale)
+                                                                  << 12;
+            to[3 * o] = (uint8_t)both;
+            to[3 * o + 1] = (uint8_t)(both >> 8);
+            to[3 * o + 2] = (uint8_t)(both >> 16);
+        }
+    }
+    w->type = KG_W_E4M7;
     w->shift = shift;
+    w->bytes = lines * NARROW_LINE;
     return 1;
 }

@@ -611,7 +611,7 @@ const struct kg_kernels *ISA(kg_kernels)(enum kg_math math)
 }
 
 #if defined(KG_BASE_OF_FP16)
-/* The set with fp16 arithmetic differs in products with halved weights alone. */
+/* The set with fp16 arithmetic differs in products with narrow weights alone. */
 static const struct kg_kernels fp16_tables[] = {
     [KG_MATH_EXACT] = {.name = "avx512-fp16", EXACT_OPS},
     [KG_MATH_FAST] = {.name = "avx512-fp16",

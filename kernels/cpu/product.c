@@ -41,6 +41,8 @@ struct tile {
     size_t near;           /* of them, those at whose lines ask[0] is asked for; behind, ask[1] */
     ptrdiff_t ask[2];      /* bytes from a line to the one asked for */
     size_t ask_stride;     /* the same of the next block; 0: one line for all */
+    const char *source;    /* where the chunk lies, w or what w was made of; lines are asked for */
+    size_t source_stride;  /* relative to it; bytes and near are of it, too */
     const float *const *x; /* [rows] activations: [k] fp32, or [k/2] pairs of bf16; of more than
                               NEAR_ROWS x[0] alone, the next row COPY_STRIDE behind */
     float *const *y;       /* [rows] outputs of the first block */
@@ -206,13 +208,12 @@ INLINE void tile_pairs(const struct tile *t, int rows, int blocks)
 #include "half.h"
 #endif
 
-enum tile_kind { TILE_F32, TILE_BF16, TILE_PAIRS, TILE_HALF };
+enum tile_kind { TILE_F32, TILE_BF16, TILE_PAIRS, TILE_HALF, TILE_NARROW };
 
 INLINE void tile_run(const struct tile *t, int kind, int rows, int blocks)
 {
 #if defined(__AVX512FP16__)
-    (void)kind;
-    tile_half(t, rows, blocks);
+    tile_half(t, kind == TILE_NARROW, rows, blocks);
 #else
     if (kind == TILE_F32)
         tile_f32(t, rows, blocks);
@@ -297,11 +298,24 @@ static void run_tile(const struct tile *t, uint32_t type, int pairs, uint32_t ro
         run_bf16(t, rows, blocks);
 }
 #else
+static void run_half(const struct tile *t, uint32_t rows, uint32_t blocks)
+{
+    tile_sized(t, TILE_HALF, rows, blocks);
+}
+
+static void run_narrow(const struct tile *t, uint32_t rows, uint32_t blocks)
+{
+    tile_sized(t, TILE_NARROW, rows, blocks);
+}
+
 static void run_tile(const struct tile *t, uint32_t type, int pairs, uint32_t rows, uint32_t blocks)
 {
     (void)type;
     (void)pairs;
-    tile_sized(t, TILE_HALF, rows, blocks);
+    if (t->w == t->source)
+        run_narrow(t, rows, blocks);
+    else
+        run_half(t, rows, blocks);
 }
 #endif
 
@@ -410,12 +424,20 @@ static void decode_mxfp4(const struct kg_weight *w, uint32_t block, uint32_t k0,
     }
 }
 
+#if defined(__AVX512FP16__)
+#define NARROW_ROWS 12         /* most of a tile that makes fp16 as it goes: three registers less */
+#define LINE_BYTES NARROW_LINE /* of two inputs of 16 outputs */
+#else
+#define LINE_BYTES 64 /* of two inputs of 16 outputs, fp32: one */
+#endif
+
 /* Where a chunk of a weight block lies. */
 static const char *chunk_at(const struct kg_weight *w, uint32_t block, uint32_t k0, size_t *stride)
 {
-    *stride = w->type == KG_W_F32 ? (size_t)w->in * 64 : ((size_t)w->in + 1) / 2 * 64;
-    return (const char *)w->data + block * *stride +
-           (w->type == KG_W_F32 ? (size_t)k0 * 64 : (size_t)k0 * 32);
+    size_t lines = w->type == KG_W_F32 ? k0 : k0 / 2;
+
+    *stride = (w->type == KG_W_F32 ? w->in : ((size_t)w->in + 1) / 2) * LINE_BYTES;
+    return (const char *)w->data + block * *stride + lines * LINE_BYTES;
 }
 
 /* One chunk of K: what all tiles of a panel share. */
@@ -448,7 +470,7 @@ static size_t ahead_bytes(uint32_t type, uint32_t rows)
  */
 static void ask_ahead(const struct chunk *c, struct tile *t, uint32_t blocks, uint32_t pass)
 {
-    size_t next = blocks * t->block_stride;
+    size_t next = blocks * t->source_stride;
 
     t->ask[0] = t->ask[1] = 0;
     t->ask_stride = 0;
@@ -457,13 +479,14 @@ static void ask_ahead(const struct chunk *c, struct tile *t, uint32_t blocks, ui
         return;
     if (c->rows > TALL_ROWS) {
         if (pass < blocks)
-            t->ask[1] = (ptrdiff_t)(next + pass * t->block_stride);
+            t->ask[1] = (ptrdiff_t)(next + pass * t->source_stride);
         return;
     }
-    t->near = t->bytes > c->ahead ? t->bytes - c->ahead : 0;
+    /* of what was read and copied before, nothing is to be asked for */
+    t->near = t->w == t->source && t->bytes > c->ahead ? t->bytes - c->ahead : 0;
     t->ask[0] = (ptrdiff_t)c->ahead;
     t->ask[1] = (ptrdiff_t)(next - t->near);
-    t->ask_stride = t->block_stride;
+    t->ask_stride = t->source_stride;
 }
 
 /* Rows in tiles of nearly equal height: a tile of one row waits for its own additions. */
@@ -498,7 +521,7 @@ static void run_chunk(const struct chunk *c, uint32_t b0, uint32_t b1)
         struct tile t;
 
         blocks = b1 - b >= wide ? wide : wide > 2 && b1 - b >= 2 ? 2 : 1;
-        t.bytes = w->type == KG_W_F32 ? (size_t)c->k * 64 : (size_t)(c->k + 1) / 2 * 64;
+        t.bytes = (size_t)(w->type == KG_W_F32 ? c->k : (c->k + 1) / 2) * LINE_BYTES;
         if (w->type == KG_W_MXFP4) {
             t.w = (const char *)panel;
             t.block_stride = CHUNK * LANES * sizeof(uint16_t);
@@ -507,6 +530,15 @@ static void run_chunk(const struct chunk *c, uint32_t b0, uint32_t b1)
         } else {
             t.w = chunk_at(w, b, c->k0, &t.block_stride);
         }
+        t.source = t.w;
+        t.source_stride = t.block_stride;
+#if defined(__AVX512FP16__)
+        if (c->rows > NARROW_ROWS) {
+            half_panel(&t, blocks, panel);
+            t.w = (const char *)panel;
+            t.block_stride = CHUNK * LANES * sizeof(uint16_t);
+        }
+#endif
         run_tiles(c, &t, b, blocks);
     }
 }
@@ -518,7 +550,7 @@ void ISA(product_blocks)(const struct product_job *job, uint32_t b0, uint32_t b1
     struct chunk c = {.job = job, .pairs = fast && w->type != KG_W_F32};
 
 #if defined(__AVX512FP16__)
-    if (w->type != KG_W_F16) {
+    if (w->type != KG_W_E4M7) {
         product_blocks_avx512(job, b0, b1, fast);
         return;
     }

@@ -30,7 +30,7 @@ static double half_step(double acc, double x, double w)
     return (double)kg_f32_from_f16(kg_f16_from_f64(acc + x * w));
 }
 
-/* A group of 256 inputs of halved weights: y[0..15] += its sums. */
+/* A group of 256 inputs of narrow weights: y[0..15] += its sums. */
 static void half_group(const struct kg_weight *w, uint32_t block, uint32_t k0, const float *x,
                        float y[16])
 {
@@ -71,7 +71,7 @@ static void product(const struct kg_product *p, int fast)
             uint32_t n = p->w->out - b * 16 < 16 ? p->w->out - b * 16 : 16;
             float y[16];
 
-            if (p->w->type == KG_W_F16)
+            if (p->w->type == KG_W_E4M7)
                 half_row(p->w, b, p->x + r * p->x_stride, y);
             else
                 block_row(p->w, b, p->x + r * p->x_stride, fast, y);

@@ -30,9 +30,12 @@ enum cpu_isa {
 static const struct kg_opt options[] = {
     {"math", KG_OPT_ENUM, 0, offsetof(struct cpu_conf, math), "exact", 0, 0, "exact|fast",
      "Arithmetic. exact: fp32 activations, pages and convolution windows; equal bits on every "
-     "instruction set. fast: products of bf16, or of fp16 where the CPU has arithmetic for that, "
-     "and bf16 pages and windows: half the page bytes and more speed, within bounds of its own. "
-     "Either is reproducible to the bit within itself."},
+     "instruction set. fast: bf16 pages, windows and products or, where the CPU computes in fp16, "
+     "products of that with weights of 12 bits (kernels.h: off by at most 2^-22 of the largest of "
+     "a "
+     "matrix); half the page bytes and more speed, within bounds of its own. Either is "
+     "reproducible "
+     "to the bit within itself."},
     {"threads", KG_OPT_U32, 0, offsetof(struct cpu_conf, threads), "0", 0, KG_TEAM_MAX, NULL,
      "Threads that compute; 0 takes every CPU the process may use. Results do not depend on it. "
      "Unit: threads."},

@@ -1,16 +1,16 @@
 /*
- * Halved weights: fp16 in both directions, what halving keeps, and products with them. Tables that
- * prepare weights are compared with plain C, which takes them, too, to the bit.
+ * Narrow weights: fp16 in both directions, what narrowing keeps, and products with them. Tables
+ * that prepare weights are compared with plain C, which takes them, too, to the bit.
  */
 #include "kit.h"
 
 #include <immintrin.h>
 
-static struct matrix halved(uint64_t *s, uint32_t out, uint32_t in)
+static struct matrix narrow(uint64_t *s, uint32_t out, uint32_t in)
 {
     struct matrix m = random_matrix(s, KG_W_BF16, out, in);
 
-    assert_true(kg_weight_halve(&m.w));
+    assert_true(kg_weight_narrow(&m.w));
     for (uint32_t o = 0; o < out; o++)
         for (uint32_t i = 0; i < in; i++)
             m.plain[(size_t)o * in + i] = kg_weight_at(&m.w, o, i);
@@ -99,7 +99,7 @@ static void rounding_is_that_of_the_cpu(void **state)
 /* ---- weights --------------------------------------------------------------------------------- */
 
 /* Magnitudes from the largest down to 2^-40 of it. */
-static void halving_keeps_what_it_says(void **state)
+static void narrowing_keeps_what_it_says(void **state)
 {
     static const float tops[] = {0.37f, 1.0f, 255.0f, 0x1.8p-20f, 0x1p-60f};
     uint64_t s = 62;
@@ -115,19 +115,20 @@ static void halving_keeps_what_it_says(void **state)
         struct kg_weight bf16 = m.w;
         bf16.data = take(m.w.bytes);
         memcpy(bf16.data, m.w.data, m.w.bytes);
-        assert_true(kg_weight_halve(&m.w));
-        assert_int_equal(m.w.type, KG_W_F16);
-        assert_int_equal(m.w.bytes, bf16.bytes);
+        assert_true(kg_weight_narrow(&m.w));
+        assert_int_equal(m.w.type, KG_W_E4M7);
+        assert_int_equal(m.w.bytes, bf16.bytes / 4 * 3);
+        assert_int_equal(m.w.bytes, kg_weight_bytes(KG_W_E4M7, 37, 101));
         float top = ldexpf(kg_weight_at(&bf16, 0, 77), -m.w.shift);
-        assert_true(top >= 0.5f && top < 1);
+        assert_true(top >= 1 && top < 2);
         for (uint32_t o = 0; o < 37; o++) {
             for (uint32_t i = 0; i < 101; i++) {
                 double was = kg_weight_at(&bf16, o, i), is = kg_weight_at(&m.w, o, i);
                 double share = fabs(was) / ldexp(1, m.w.shift);
 
-                if (share >= 0x1p-17 && was != is)
+                if (share >= 0x1p-14 && was != is)
                     fail_msg("%.9g became %.9g, largest %.9g", was, is, (double)tops[n]);
-                assert_true(fabs(was - is) <= ldexp(0x1p-25, m.w.shift));
+                assert_true(fabs(was - is) <= ldexp(0x1p-22, m.w.shift));
             }
         }
         free(bf16.data);
@@ -135,7 +136,7 @@ static void halving_keeps_what_it_says(void **state)
     }
 }
 
-static void what_fp16_cannot_hold_stays_as_it_is(void **state)
+static void what_cannot_be_narrow_stays_as_it_is(void **state)
 {
     static const float bad[] = {NAN, INFINITY, -INFINITY, 256.0f, 3e38f};
     uint64_t s = 63;
@@ -153,7 +154,7 @@ static void what_fp16_cannot_hold_stays_as_it_is(void **state)
         uint32_t type = m.w.type;
         void *was = take(m.w.bytes);
         memcpy(was, m.w.data, m.w.bytes);
-        assert_false(kg_weight_halve(&m.w));
+        assert_false(kg_weight_narrow(&m.w));
         if (k->prepare != NULL)
             k->prepare(NULL, &m.w);
         assert_int_equal(m.w.type, type);
@@ -164,7 +165,7 @@ static void what_fp16_cannot_hold_stays_as_it_is(void **state)
     }
 }
 
-static void prepare_is_halving_by_the_team(void **state)
+static void prepare_is_narrowing_by_the_team(void **state)
 {
     static const uint32_t dims[][2] = {{1, 1}, {17, 33}, {40, 96}, {300, 1537}, {16, 40000}};
     const struct kg_kernels *k = preparing();
@@ -181,9 +182,9 @@ static void prepare_is_halving_by_the_team(void **state)
 
         w.data = take(w.bytes);
         memcpy(w.data, m.w.data, w.bytes);
-        assert_true(kg_weight_halve(&m.w));
+        assert_true(kg_weight_narrow(&m.w));
         k->prepare(team, &w);
-        assert_int_equal(w.type, KG_W_F16);
+        assert_int_equal(w.type, KG_W_E4M7);
         assert_int_equal(w.shift, m.w.shift);
         assert_memory_equal(w.data, m.w.data, w.bytes);
         free(w.data);
@@ -225,7 +226,7 @@ static void products_have_the_bits_of_plain_c(void **state)
         skip();
     for (size_t n = 0; n < 18 * 2; n++) {
         uint32_t in = ins[n / 2], out = outs[n % 6], rows = 1 + (uint32_t)(rnd(&s) % 30);
-        struct matrix m = halved(&s, out, in);
+        struct matrix m = narrow(&s, out, in);
         float *x = take_f((size_t)rows * in), *y = take_f((size_t)rows * out),
               *want = take_f((size_t)rows * out);
 
@@ -233,7 +234,7 @@ static void products_have_the_bits_of_plain_c(void **state)
             odd_row(&s, x + (size_t)r * in, in, r);
         product(ref, NULL, &m.w, x, in, want, out, rows);
         product(k, NULL, &m.w, x, in, y, out, rows);
-        same_bits("halved weights", y, want, (size_t)rows * out);
+        same_bits("narrow weights", y, want, (size_t)rows * out);
         free(x);
         free(y);
         free(want);
@@ -255,7 +256,7 @@ static void a_row_does_not_depend_on_batch_or_threads(void **state)
     assert_int_equal(kg_team_create(2, &team, NULL), KG_OK);
     for (size_t n = 0; n < 4; n++) {
         uint32_t out = shapes[n][0], in = shapes[n][1], rows = 139;
-        struct matrix m = halved(&s, out, in);
+        struct matrix m = narrow(&s, out, in);
         float *x = random_f(&s, (size_t)rows * in, 1);
         float *one = take_f((size_t)rows * out), *y = take_f((size_t)rows * out);
 
@@ -277,7 +278,7 @@ static void a_row_does_not_depend_on_batch_or_threads(void **state)
 }
 
 /* The error of products against double, as root mean square: no more than that of bf16 ones. */
-static void halves_lose_less_than_bf16(void **state)
+static void narrow_products_lose_less_than_bf16(void **state)
 {
     const struct kg_kernels *k = kg_kernels_ref(KG_MATH_FAST);
     uint32_t out = 64, in = 1024, rows = 6;
@@ -289,7 +290,7 @@ static void halves_lose_less_than_bf16(void **state)
     (void)state;
     half.w.data = take(bf16.w.bytes);
     memcpy(half.w.data, bf16.w.data, bf16.w.bytes);
-    assert_true(kg_weight_halve(&half.w));
+    assert_true(kg_weight_narrow(&half.w));
     product(k, NULL, &bf16.w, x, in, y, out, rows);
     product(k, NULL, &half.w, x, in, y + (size_t)rows * out, out, rows);
     for (uint32_t r = 0; r < rows; r++) {
@@ -312,7 +313,7 @@ static void halves_lose_less_than_bf16(void **state)
     }
     assert_true(wrong[1] > 0);
     if (wrong[1] >= wrong[0])
-        fail_msg("squares of errors: %.3g with bf16, %.3g with halves", wrong[0], wrong[1]);
+        fail_msg("squares of errors: %.3g with bf16, %.3g narrow", wrong[0], wrong[1]);
     assert_true(worst < 33 * 0x1p-12); /* 32 steps and the rounding of x, each half a last place */
     free(half.w.data);
     free(x);
@@ -338,7 +339,7 @@ static void sums_do_not_overflow(void **state)
             plain[o * in + i] = 255;
     }
     assert_int_equal(kg_weight_fill(&w, 0, 0, 16, in, KG_F32, plain, in), KG_OK);
-    assert_true(kg_weight_halve(&w));
+    assert_true(kg_weight_narrow(&w));
     for (int n = 0; n < (tables[1]->prepare == NULL ? 1 : 2); n++) {
         product(tables[n], NULL, &w, x, in, y, 16, 1);
         for (int o = 0; o < 16; o++)
@@ -355,12 +356,12 @@ int main(void)
         cmocka_unit_test(every_code_comes_back),
         cmocka_unit_test(the_middle_goes_to_even),
         cmocka_unit_test(rounding_is_that_of_the_cpu),
-        cmocka_unit_test(halving_keeps_what_it_says),
-        cmocka_unit_test(what_fp16_cannot_hold_stays_as_it_is),
-        cmocka_unit_test(prepare_is_halving_by_the_team),
+        cmocka_unit_test(narrowing_keeps_what_it_says),
+        cmocka_unit_test(what_cannot_be_narrow_stays_as_it_is),
+        cmocka_unit_test(prepare_is_narrowing_by_the_team),
         cmocka_unit_test(products_have_the_bits_of_plain_c),
         cmocka_unit_test(a_row_does_not_depend_on_batch_or_threads),
-        cmocka_unit_test(halves_lose_less_than_bf16),
+        cmocka_unit_test(narrow_products_lose_less_than_bf16),
         cmocka_unit_test(sums_do_not_overflow),
     };
 
