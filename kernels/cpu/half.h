@@ -121,22 +121,33 @@ INLINE __m256i half_round(vf v)
     return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
+/* `n` inputs, a group or its rest, in registers between the look for the largest and the rounding.
+ */
+INLINE void half_group(const float *x, uint32_t n, int32_t shift, uint16_t *to, float *back)
+{
+    vf v[HALF_GROUP / LANES];
+    vi top = vi_set1(0);
+
+    for (uint32_t i = 0; i * LANES < n; i++) {
+        v[i] = n == HALF_GROUP ? v_load(x + i * LANES) : v_loadn(x + i * LANES, n - i * LANES);
+        top = _mm512_max_epi32(top, vi_and(v_bits(v[i]), vi_set1(0x7fffffff)));
+    }
+    vf scale = v_set1(half_scale((uint32_t)_mm512_reduce_max_epi32(top), shift, back));
+    for (uint32_t i = 0; i * LANES < n; i++)
+        _mm256_storeu_si256((__m256i *)(void *)(to + i * LANES), half_round(v_mul(v[i], scale)));
+}
+
 /* Inputs 0 .. k-1 of a row, scaled and rounded group by group, as pairs with zeros up to a multiple
  * of 16; the factors back to `back`. */
 static void half_row(const float *x, uint32_t k, int32_t shift, float *to, float *back)
 {
-    for (uint32_t k0 = 0; k0 < k; k0 += HALF_GROUP) {
-        uint32_t stop = k - k0 < HALF_GROUP ? k : k0 + HALF_GROUP;
-        vi top = vi_set1(0);
+    uint16_t *half = (uint16_t *)to;
+    uint32_t k0 = 0;
 
-        for (uint32_t i = k0; i < stop; i += LANES)
-            top = _mm512_max_epi32(top,
-                                   vi_and(v_bits(v_loadn(x + i, stop - i)), vi_set1(0x7fffffff)));
-        vf scale = v_set1(half_scale((uint32_t)_mm512_reduce_max_epi32(top), shift, back++));
-        for (uint32_t i = k0; i < stop; i += LANES)
-            _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)to + i),
-                                half_round(v_mul(v_loadn(x + i, stop - i), scale)));
-    }
+    for (; k - k0 >= HALF_GROUP; k0 += HALF_GROUP)
+        half_group(x + k0, HALF_GROUP, shift, half + k0, back++);
+    if (k0 < k)
+        half_group(x + k0, k - k0, shift, half + k0, back);
 }
 
 /* ---- weights ------------------------------------------------------------------------------- */
