@@ -1,6 +1,6 @@
 /*
  * Speed of the kernel tables: products over shapes and row counts, the recurrence, attention.
- * usage: kernels_bench [threads [seconds-per-point [isa 0..3]]]
+ * usage: kernels_bench [threads [seconds-per-point [isa 0..4]]]
  * A product line gives GFLOP/s (2 * rows * out * in) and GB/s of packed weights read.
  */
 #include "kernels/kernels.h"
@@ -79,10 +79,18 @@ static void call_product(const struct bench *b, void *arg)
     b->k->product(b->team, &a->p, 1);
 }
 
+static const char *const types[] = {"f32", "bf16", "mxfp4", "e4m7"};
+
+/* The form that the table multiplies: the time of a start, not of a step. */
+static void prepare(const struct bench *b, struct kg_weight *w)
+{
+    if (b->k->prepare != NULL)
+        b->k->prepare(b->team, w);
+}
+
 static void bench_product(const struct bench *b, uint32_t type, uint32_t out, uint32_t in, int cold)
 {
     static const uint32_t rows[] = {1, 4, 16, 64, 512};
-    static const char *types[] = {"f32", "bf16", "mxfp4"};
     uint64_t bytes = kg_weight_bytes(type, out, in), each = (bytes + 63) / 64 * 64;
     struct product_arg a = {.n = 1};
     uint8_t *memory;
@@ -102,15 +110,16 @@ static void bench_product(const struct bench *b, uint32_t type, uint32_t out, ui
         else
             for (uint64_t j = 0; j < bytes / 2; j++)
                 ((uint16_t *)a.ring[i].data)[j] = 0x3c24;
+        prepare(b, &a.ring[i]);
     }
-    printf("%-5s %5s %6ux%-6u%s", b->k->math == KG_MATH_FAST ? "fast" : "exact", types[type], out,
-           in, cold ? " cold" : " warm");
+    printf("%-5s %5s %6ux%-6u%s", b->k->math == KG_MATH_FAST ? "fast" : "exact",
+           types[a.ring[0].type], out, in, cold ? " cold" : " warm");
     for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
         a.p = (struct kg_product){NULL, x, y, in, out, rows[r]};
         double t = best_s(b, call_product, &a);
 
         printf(" | %u: %6.1f GF %5.1f GB/s", rows[r], 2e-9 * rows[r] * out * in / t,
-               1e-9 * (double)bytes / t);
+               1e-9 * (double)a.ring[0].bytes / t);
     }
     printf("\n");
     free(memory);
@@ -232,6 +241,7 @@ static void bench_moe(const struct bench *b, uint32_t type, uint32_t width, uint
             exit(1);
         memset(w->data, 0x3c, w->bytes);
         at += (w->bytes + 63) / 64 * 64;
+        prepare(b, w);
     }
     for (uint32_t r = 0; r < 512; r++)
         for (uint32_t s = 0; s < top_k; s++) /* distinct within a row */
@@ -244,8 +254,8 @@ static void bench_moe(const struct bench *b, uint32_t type, uint32_t width, uint
     a.m.n_experts = experts;
     a.m.scratch = take(bytes);
     a.m.scratch_bytes = bytes;
-    printf("moe %5s %u experts of %u x %u, top %u:", type == KG_W_BF16 ? "bf16" : "mxfp4", experts,
-           width, ff, top_k);
+    printf("moe %5s %u experts of %u x %u, top %u:", types[a.experts[0].type], experts, width, ff,
+           top_k);
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         a.m.rows = rows[i];
         double t = best_s(b, call_moe, &a);
@@ -302,7 +312,7 @@ static void bench_all(const struct bench *b)
 int main(int argc, char **argv)
 {
     struct bench b = {.seconds = argc > 2 ? atof(argv[2]) : 0.1};
-    uint32_t isa = argc > 3 ? (uint32_t)atoi(argv[3]) : KG_ISA_AVX512_BF16;
+    uint32_t isa = argc > 3 ? (uint32_t)atoi(argv[3]) : KG_ISA_AVX512_FP16;
     struct kg_error err;
 
     if (kg_team_create(argc > 1 ? (uint32_t)atoi(argv[1]) : 2, &b.team, &err) != KG_OK) {
