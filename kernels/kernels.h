@@ -24,15 +24,17 @@
  * multiplied by the power of two that brings the largest magnitude into 2^8 .. 2^9 and rounded to
  * fp16. A chain has an accumulator for its even and one for its odd inputs, both fp16 from zero,
  * one fused step per input; at its end each is added to an fp32 sum of the group. At the end of the
- * group y = fma(even sum + odd sum, the powers of two taken back, y). What a step rounds is 2^-11
- * of a sum of at most 32 terms: less in all than what rounding the activations to bf16 loses.
+ * group y = fma(even sum + odd sum, the powers of two taken back, y). A step loses up to 2^-11
+ * of its sum: of terms of both signs less in all than what rounding the activations to bf16 loses,
+ * of one sign, where the result is as large as its terms together, up to twice that. The factors
+ * end at 2^-126: what a scale would need beyond is lost, sums near 2^-110 and below.
  *
  * Common rules. Activations are fp32, row-major: element c of row r lies at x[r * x_stride +
  * c]; strides are in elements. Outputs may not overlap inputs unless "y may be x" is said (then
  * same pointer and stride). Any count >= 1 is legal unless said otherwise, rows = 0 does
  * nothing. No alignment is needed but where said. No operation allocates, fails or looks at a
- * clock (up to 256 KiB of stack in each member); what one cannot check (ids in range, non-NULL)
- * is the caller's duty. NaN and infinity travel by IEEE rules and stay in their row. All
+ * clock (up to 256 KiB of stack in each member, optimized); what one cannot check (ids in range,
+ * non-NULL) is the caller's duty. NaN and infinity travel by IEEE rules and stay in their row. All
  * operations return when the result is complete.
  */
 #ifndef KEDGE_KERNELS_KERNELS_H
@@ -59,7 +61,7 @@ uint32_t kg_team_size(const struct kg_team *team);
 /*
  * Calls fn(arg, task, member) once for each task 0..n_tasks-1 and returns when all are done. Tasks
  * are dealt dynamically: results must not depend on who ran what. member < kg_team_size. Waiting
- * members look for some hundred microseconds, where others want the cores for less, then sleep.
+ * members look for some hundred microseconds, less where others want the cores, and then sleep.
  */
 void kg_team_run(struct kg_team *team, void (*fn)(void *arg, uint32_t task, uint32_t member),
                  void *arg, uint32_t n_tasks);
@@ -86,7 +88,7 @@ enum kg_weight_type {
  *          sign, 4 bits e, 7 bits m; (1 + m / 128) 2^(e - 15) or, of e = 0, m / 128 2^-14, and that
  *          times 2^shift is the value
  *
- * The same layout serves every table of this folder.
+ * The same layout serves every table of this folder; E4M7, those that prepare and plain C.
  */
 struct kg_weight {
     uint32_t type;    /* enum kg_weight_type */
@@ -338,7 +340,8 @@ struct kg_kernels {
     uint32_t state_dtype; /* of pages and convolution windows: KG_F32 exact, KG_BF16 fast */
 
     /* NULL, or gives a matrix the form that this table multiplies quickest: kg_weight_narrow, by
-     * the team. Once its values are complete, and for products of this table alone. */
+     * the team. Once its values are complete, and for products of this table alone. Of a matrix
+     * dealt to ranks each part has a scale of its own. */
     void (*prepare)(struct kg_team *team, struct kg_weight *w);
 
     /* From here on every table has every operation. */

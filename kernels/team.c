@@ -16,7 +16,8 @@
  * own core is idle: within a step nobody should sleep. Where others want the cores, too, it is the
  * other way round: a member that was put aside comes back sooner on the core of one that sleeps.
  * They see it by a clock that leaps while they look and by a round that does not end, and look but
- * shortly for a while.
+ * shortly for a while. Tasks of milliseconds, as in a long prefill, look the same: there it is of
+ * little account.
  */
 #define LOOKS 64 /* between two looks at the clock: a microsecond or three */
 #define LONG_NS UINT64_C(400000)

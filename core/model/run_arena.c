@@ -159,15 +159,14 @@ static void touch_task(void *arg, uint32_t task, uint32_t member)
     uint64_t at = (uint64_t)task * TOUCH_BYTES, end = at + TOUCH_BYTES;
 
     (void)member;
-    end = end < a->layout.arena_bytes ? end : a->layout.arena_bytes;
+    end = end < a->n_bytes ? end : a->n_bytes;
     for (; at < end; at += SMALL_PAGE_BYTES)
         a->bytes[at] = 0;
 }
 
 void kg_run_arena_touch(struct kg_run_arena *a, struct kg_team *team)
 {
-    kg_team_run(team, touch_task, a,
-                (uint32_t)((a->layout.arena_bytes + TOUCH_BYTES - 1) / TOUCH_BYTES));
+    kg_team_run(team, touch_task, a, (uint32_t)((a->n_bytes + TOUCH_BYTES - 1) / TOUCH_BYTES));
 }
 
 void kg_run_arena_close(struct kg_run_arena *a)

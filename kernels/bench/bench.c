@@ -79,7 +79,7 @@ static void call_product(const struct bench *b, void *arg)
     b->k->product(b->team, &a->p, 1);
 }
 
-static const char *const types[] = {"f32", "bf16", "mxfp4", "e4m7"};
+static const char *const types[] = {"f32", "bf16", "mxfp4", "", "e4m7"};
 
 /* The form that the table multiplies: the time of a start, not of a step. */
 static void prepare(const struct bench *b, struct kg_weight *w)

@@ -1,7 +1,7 @@
 /*
  * Vector tables: the files of this folder are compiled once per instruction set, with KG_ISA set
  * to avx2, avx512 or avx512_bf16; symbols shared between files end in it. avx512_fp16 is product.c
- * and moe.c alone, for narrow weights: the rest of its table is that of avx512.
+ * and moe.c alone, with KG_HALF, for narrow weights: the rest of its table is that of avx512.
  */
 #ifndef KEDGE_KERNELS_CPU_CPU_H
 #define KEDGE_KERNELS_CPU_CPU_H

@@ -8,6 +8,8 @@
 #ifndef KEDGE_KERNELS_CPU_HALF_H
 #define KEDGE_KERNELS_CPU_HALF_H
 
+#include <stdatomic.h>
+
 #define CHAIN_LINES ((size_t)HALF_CHAIN / 2)
 #define GROUP_LINES ((size_t)HALF_GROUP / 2)
 

@@ -144,7 +144,7 @@ static void moe(struct kg_team *team, const struct kg_moe *m, int fast)
     }
 }
 
-#if !defined(__AVX512FP16__)
+#if !defined(KG_HALF)
 void ISA(moe_exact)(struct kg_team *team, const struct kg_moe *args)
 {
     moe(team, args, 0);

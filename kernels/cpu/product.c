@@ -9,8 +9,6 @@
 
 #include "simd.h"
 
-#include <stdatomic.h>
-
 /* Tiles that fit the registers: most rows that are read where they lie, most of a copy, and blocks
  * for a number of rows. */
 #define NEAR_ROWS 4
@@ -26,7 +24,7 @@
 #define CHUNK 256       /* k per chunk; a multiple of 32 */
 #define LONG_CHUNK 2048 /* for NEAR_ROWS: weights then stream in longer runs */
 #define PAD 16          /* floats between copied rows: not a power of two apart */
-#if defined(__AVX512FP16__)
+#if defined(KG_HALF)
 #define COPY_STRIDE(chunk) ((chunk) / 2 + PAD) /* floats to the next copied row: of pairs */
 #else
 #define COPY_STRIDE(chunk) ((chunk) + PAD)
@@ -43,7 +41,7 @@ struct tile {
     size_t ask_stride;     /* the same of the next block; 0: one line for all */
     const char *source;    /* where the chunk lies, w or what w was made of; lines are asked for */
     size_t source_stride;  /* relative to it; bytes and near are of it, too */
-    const float *const *x; /* [rows] activations: [k] fp32, or [k/2] pairs of bf16; of more than
+    const float *const *x; /* [rows] activations: [k] fp32, or [k/2] pairs of 16 bits; of more than
                               NEAR_ROWS x[0] alone, the next row COPY_STRIDE behind */
     float *const *y;       /* [rows] outputs of the first block */
     uint32_t k;            /* inputs in this chunk */
@@ -92,7 +90,7 @@ INLINE void tile_ask(const struct tile *t, const char *w, ptrdiff_t ask, int blo
         _mm_prefetch(w + ask + b * t->ask_stride, _MM_HINT_T0);
 }
 
-#if !defined(__AVX512FP16__)
+#if !defined(KG_HALF)
 INLINE void tile_step(vf *acc, const struct rows_at *at, size_t k, const vf *w, int rows,
                       int blocks)
 {
@@ -212,7 +210,7 @@ enum tile_kind { TILE_F32, TILE_BF16, TILE_PAIRS, TILE_HALF, TILE_NARROW };
 
 INLINE void tile_run(const struct tile *t, int kind, int rows, int blocks)
 {
-#if defined(__AVX512FP16__)
+#if defined(KG_HALF)
     tile_half(t, kind == TILE_NARROW, rows, blocks);
 #else
     if (kind == TILE_F32)
@@ -272,7 +270,7 @@ INLINE void tile_sized(const struct tile *t, int kind, uint32_t rows, uint32_t b
     }
 }
 
-#if !defined(__AVX512FP16__)
+#if !defined(KG_HALF)
 static void run_f32(const struct tile *t, uint32_t rows, uint32_t blocks)
 {
     tile_sized(t, TILE_F32, rows, blocks);
@@ -329,7 +327,7 @@ static float *job_y(const struct product_job *job, uint32_t row)
     return job->y + (size_t)(job->y_row == NULL ? row : job->y_row[row]) * job->y_stride;
 }
 
-#if !defined(__AVX512FP16__)
+#if !defined(KG_HALF)
 /* Rounds k inputs to bf16, zeros behind the last up to a multiple of 16: as pairs where the tiles
  * take those, else widened again. */
 static void round_row(const struct kg_weight *w, const float *x, uint32_t k, float *to, size_t most)
@@ -424,7 +422,7 @@ static void decode_mxfp4(const struct kg_weight *w, uint32_t block, uint32_t k0,
     }
 }
 
-#if defined(__AVX512FP16__)
+#if defined(KG_HALF)
 #define NARROW_ROWS 12         /* most of a tile that makes fp16 as it goes: three registers less */
 #define LINE_BYTES NARROW_LINE /* of two inputs of 16 outputs */
 #else
@@ -532,7 +530,7 @@ static void run_chunk(const struct chunk *c, uint32_t b0, uint32_t b1)
         }
         t.source = t.w;
         t.source_stride = t.block_stride;
-#if defined(__AVX512FP16__)
+#if defined(KG_HALF)
         if (c->rows > NARROW_ROWS) {
             half_panel(&t, blocks, panel);
             t.w = (const char *)panel;
@@ -549,7 +547,7 @@ void ISA(product_blocks)(const struct product_job *job, uint32_t b0, uint32_t b1
     _Alignas(64) float copy[COPY_FLOATS];
     struct chunk c = {.job = job, .pairs = fast && w->type != KG_W_F32};
 
-#if defined(__AVX512FP16__)
+#if defined(KG_HALF)
     if (w->type != KG_W_E4M7) {
         product_blocks_avx512(job, b0, b1, fast);
         return;
@@ -641,7 +639,7 @@ static void product_run(struct kg_team *team, const struct kg_product *p, uint32
     run_sized(team, product_task, &run, tasks, work);
 }
 
-#if !defined(__AVX512FP16__)
+#if !defined(KG_HALF)
 void ISA(product_exact)(struct kg_team *team, const struct kg_product *p, uint32_t n)
 {
     product_run(team, p, n, 0);

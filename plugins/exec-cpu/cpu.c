@@ -30,12 +30,9 @@ enum cpu_isa {
 static const struct kg_opt options[] = {
     {"math", KG_OPT_ENUM, 0, offsetof(struct cpu_conf, math), "exact", 0, 0, "exact|fast",
      "Arithmetic. exact: fp32 activations, pages and convolution windows; equal bits on every "
-     "instruction set. fast: bf16 pages, windows and products or, where the CPU computes in fp16, "
-     "products of that with weights of 12 bits (kernels.h: off by at most 2^-22 of the largest of "
-     "a "
-     "matrix); half the page bytes and more speed, within bounds of its own. Either is "
-     "reproducible "
-     "to the bit within itself."},
+     "instruction set. fast: bf16 products, pages and windows or, on a CPU with fp16 arithmetic, "
+     "fp16 products with weights rounded to 12 bits; half the page bytes and more speed, within "
+     "bounds of its own. Either is reproducible to the bit within itself."},
     {"threads", KG_OPT_U32, 0, offsetof(struct cpu_conf, threads), "0", 0, KG_TEAM_MAX, NULL,
      "Threads that compute; 0 takes every CPU the process may use. Results do not depend on it. "
      "Unit: threads."},
@@ -52,7 +49,8 @@ static const struct kg_opt options[] = {
      "that does other things too. Needs threads = 1."},
     {"touch", KG_OPT_BOOL, 0, offsetof(struct cpu_conf, touch), "yes", 0, 0, NULL,
      "Bring all of [memory] bytes in at start. no: the kernel brings each page in when a step uses "
-     "it first, so memory nobody used yet is free for others, and those steps take longer."},
+     "it first, so memory nobody used yet is free for others, and those steps take longer. With "
+     "more than the machine has, the kernel ends the process, at start or then."},
     {NULL, 0, 0, 0, NULL, 0, 0, NULL, NULL},
 };
 
