@@ -123,7 +123,8 @@ const uint32_t LOOKS = 1;
 const uint32_t LOOKS = 64;
 #endif
 
-/* Not there yet: whether to give up, because the host says so. `looks` counts. */
+/* Not there yet: whether to give up, because the host says so. `looks` counts. The first wait to do
+ * so names its rank: of those after it some had not begun, and wait for ranks that wait themselves. */
 __device__ bool give_up(const symm_cuda_args &a, uint32_t peer, uint32_t *looks)
 {
     symm_cuda_word *w = reinterpret_cast<symm_cuda_word *>(a.word);
@@ -133,7 +134,8 @@ __device__ bool give_up(const symm_cuda_args &a, uint32_t peer, uint32_t *looks)
 #endif
     if (++*looks % LOOKS != 0 || get_acquire(&w->stop) == 0)
         return false;
-    put_release(&w->peer, peer + 1);
+    if (get_acquire(&w->peer) == 0)
+        put_release(&w->peer, peer + 1);
     return true;
 }
 
