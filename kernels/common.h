@@ -31,8 +31,7 @@ static inline uint16_t bf16_round(float x)
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-/* Of fp16 products: inputs that share a scale, inputs of a chain, and the most 2^shift of weights.
- */
+/* Of fp16 products: inputs that share a scale, inputs of a chain, least and most shift of weights. */
 #define HALF_GROUP 256
 #define HALF_CHAIN 64
 #define HALF_MIN_SHIFT (-60)

@@ -26,7 +26,7 @@
  * one fused step per input; at its end each is added to an fp32 sum of the group. At the end of the
  * group y = fma(even sum + odd sum, the powers of two taken back, y). A step loses up to 2^-11
  * of its sum: of terms of both signs less in all than what rounding the activations to bf16 loses,
- * of one sign, where the result is as large as its terms together, up to twice that. The factors
+ * of one sign, where the result is as large as its terms together, about twice that. The factors
  * end at 2^-126: what a scale would need beyond is lost, sums near 2^-110 and below.
  *
  * Common rules. Activations are fp32, row-major: element c of row r lies at x[r * x_stride +
