@@ -268,6 +268,8 @@ static void narrow_experts_have_the_bits_of_plain_c(void **state)
 
         make_moe(&s, &c, KG_W_BF16, n == 0 ? 96 : 300, n == 0 ? 64 : 97, n == 2 ? 17 : 96);
         for (uint32_t e = 0; e < EXPERTS; e++) {
+            if (n == 2 && e % 2 != 0) /* as one that cannot be narrow stays */
+                continue;
             k->prepare(team, &c.g[e]);
             k->prepare(team, &c.u[e]);
             k->prepare(team, &c.d[e]);
